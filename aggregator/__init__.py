@@ -1,0 +1,1 @@
+"""The aggregator: cohorts, folding, unmasking, server optimiser and the operator API."""

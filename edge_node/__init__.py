@@ -1,0 +1,1 @@
+"""The edge node: the daemon a site runs beside its data."""

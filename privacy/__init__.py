@@ -1,0 +1,1 @@
+"""The privacy core: values in, values out; no I/O, clock or randomness of its own."""

@@ -1,0 +1,1 @@
+"""Differential privacy arithmetic: events, accountant, calibration and ledger rules."""

@@ -1,0 +1,1 @@
+"""The wire contract and its conversion to domain values."""

@@ -1,0 +1,1 @@
+"""Generated code of protocol version 1 (``make proto``)."""
