@@ -1,0 +1,179 @@
+"""What a site and the aggregator say to each other, as values (see v1/federation.proto).
+
+The frames of the secure exchange itself are in ``privacy.secagg.messages``. ``tidegate.convert``
+is the only place that turns bytes into these, and checks every bound on the way.
+"""
+
+from dataclasses import dataclass
+
+from privacy.secagg.messages import (
+    AbortRequest,
+    AbortSignature,
+    DealtShares,
+    Roster,
+    ShareDelivery,
+    SignedBundle,
+    SurvivorQuorum,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskShares,
+)
+
+PROTOCOL = "tidegate/1.0"
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Site to aggregator, first on a session: who speaks which protocol, with which key stock."""
+
+    protocol: str
+    instance_id: bytes
+    device: str
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Aggregator to site, the answer: the sealed manifest as signed, or empty before sealing."""
+
+    protocol: str
+    manifest: bytes
+    manifest_signature: bytes
+
+
+@dataclass(frozen=True)
+class BundleRequest:
+    """Aggregator to site: put this many further one-time bundles into stock."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class BundleStock:
+    """Site to aggregator: one-time bundles for attempts to come."""
+
+    bundles: tuple[SignedBundle, ...]
+
+
+@dataclass(frozen=True)
+class JobOffer:
+    """Aggregator to site: a job, whole enough for the site's policy to judge it."""
+
+    job_id: str
+    job_toml: bytes
+    app_sha256: bytes
+    app_size: int
+    vector_spec: bytes
+    encoding: bytes
+
+
+@dataclass(frozen=True)
+class JobReply:
+    """Site to aggregator: the policy's verdict on an offer."""
+
+    job_id: str
+    accepted: bool
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """Aggregator to site: train from this model version and say when ready."""
+
+    job_id: str
+    round: int
+    version: int
+    model_sha256: bytes
+    model_size: int
+    chain_head: bytes
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Site to aggregator: an update lies ready; times in seconds since the last one, by kind."""
+
+    job_id: str
+    round: int
+    version: int
+    epsilon_spent: float
+    train_s: float
+    exchange_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class NotReady:
+    """Site to aggregator: no update this round, and why."""
+
+    job_id: str
+    round: int
+    reason: str
+    detail: str
+    epsilon_spent: float
+
+
+@dataclass(frozen=True)
+class AttemptFailed:
+    """Site to aggregator: this site left the attempt, and why."""
+
+    ctx: bytes
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """Aggregator to site: the attempt's transcript hash and who is in the sum, by index."""
+
+    ctx: bytes
+    transcript_hash: bytes
+    survivors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """Aggregator to site: this job is over: finished, failed or stopped."""
+
+    job_id: str
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Aggregator to site: what you sent was refused, and why."""
+
+    reason: str
+    detail: str
+
+
+SiteMessage = (
+    Hello
+    | BundleStock
+    | JobReply
+    | Ready
+    | NotReady
+    | DealtShares
+    | SurvivorSignature
+    | UnmaskShares
+    | AbortSignature
+    | AttemptFailed
+)
+"""What a site may send on its session."""
+
+AggregatorMessage = (
+    Welcome
+    | BundleRequest
+    | JobOffer
+    | TrainRequest
+    | Roster
+    | ShareDelivery
+    | SurvivorSet
+    | SurvivorQuorum
+    | AbortRequest
+    | AttemptResult
+    | JobEnded
+    | Refused
+)
+"""What the aggregator may send on a session."""
