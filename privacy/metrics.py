@@ -122,19 +122,19 @@ class MetricAverager:
 
     layout: MetricLayout
     half_life_rounds: float = 20.0
-    _sums_M: Vector | None = field(default=None, init=False, repr=False)
+    _sums: Vector | None = field(default=None, init=False, repr=False)
     _weight: float = field(default=0.0, init=False)
 
     def add(self, counts_M: Vector) -> None:
         """Take one round's noised sums of the raw blocks, shape (M,)."""
         keep = 0.5 ** (1 / self.half_life_rounds)
-        if self._sums_M is None:
-            self._sums_M = np.zeros_like(counts_M)
-        self._sums_M = keep * self._sums_M + counts_M
+        if self._sums is None:
+            self._sums = np.zeros_like(counts_M)
+        self._sums = keep * self._sums + counts_M
         self._weight = keep * self._weight + 1.0
 
     def values(self, expected_records: float) -> dict[str, float]:
         """Return the metric values of the averaged sums; empty before the first round."""
-        if self._sums_M is None:
+        if self._sums is None:
             return {}
-        return summarise(self.layout, self._sums_M / self._weight, expected_records)
+        return summarise(self.layout, self._sums / self._weight, expected_records)
