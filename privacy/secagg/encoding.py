@@ -1,6 +1,50 @@
-"""One injective encoding for everything that is hashed or signed, so no two values collide."""
+"""One injective encoding for everything that is hashed or signed, so no two values collide.
+
+Also the one table of domain-separation labels: a label is the first part of every hash, signature
+and key derivation, so a value made for one purpose never serves another.
+"""
 
 import hashlib
+from enum import StrEnum
+
+from privacy.errors import PeerError, Reason
+
+SIGNED_PREFIX = b"tidegate/sa/1 signature\x00"
+"""Every signed message starts with it: a pinned key signs nothing else that looks like one."""
+
+_HEADER_BYTES = 9
+_MAX_PARTS = 1_000_000
+
+
+class Label(StrEnum):
+    """Every domain-separation label of SA-1: what a hash, signature or derived key is for."""
+
+    CONTEXT = "tidegate/sa/1"
+    PLAN = "plan"
+    ROSTER = "roster"
+    BUNDLE = "bundle"
+    SHARE_STATEMENT = "share"
+    SURVIVOR_STATEMENT = "u3"
+    ABORT_STATEMENT = "abort"
+    INDEX_SET = "index-set"
+    CIPHERTEXT = "ciphertext"
+    CIPHERTEXTS = "ciphertexts"
+    COMMITMENTS = "commitments"
+    SELF_SEED_COMMITMENT = "b"
+    SELF_SHARE_COMMITMENT = "b-share"
+    MASK_SHARE_COMMITMENT = "m-share"
+    GRAPH_REVEAL_COMMITMENT = "r"
+    TRANSCRIPT = "transcript"
+    DELIVERY_INPUT = "input-2"
+    SHARE_KEY = "share-key"
+    SELF_MASK_KEY = "self"
+    PAIR_MASK_KEY = "pair"
+    TRANSPORT_SEED = "seed-c"
+    MASK_SEED = "seed-m"
+    GRAPH_SEED = "seed-r"
+    TRANSPORT_SCALAR = "scalar-c"
+    MASK_SCALAR = "scalar-m"
+    SHAMIR_COEFFICIENTS = "shamir"
 
 
 def enc(*parts: str | bytes | int) -> bytes:
@@ -11,14 +55,45 @@ def enc(*parts: str | bytes | int) -> bytes:
     """
     out = bytearray()
     for part in parts:
-        if isinstance(part, str):
-            tag, raw = b"s", part.encode()
-        elif isinstance(part, bytes):
+        if isinstance(part, bytes):
             tag, raw = b"b", part
+        elif isinstance(part, str):
+            tag, raw = b"s", part.encode()
         else:
             tag, raw = b"i", part.to_bytes((part.bit_length() + 7) // 8, "big")
         out += tag + len(raw).to_bytes(8, "big") + raw
     return bytes(out)
+
+
+def dec(encoded: bytes) -> tuple[str | bytes | int, ...]:
+    """Decode what ``enc`` gave, and nothing else: ``enc(*dec(e)) == e`` or it raises.
+
+    Raises:
+        PeerError: MALFORMED, for a truncated, unknown or not minimal part.
+    """
+    parts: list[str | bytes | int] = []
+    at = 0
+    while at < len(encoded):
+        start = at + _HEADER_BYTES
+        end = start + int.from_bytes(encoded[at + 1 : start], "big")
+        if start > len(encoded) or end > len(encoded) or len(parts) >= _MAX_PARTS:
+            raise PeerError(Reason.MALFORMED, f"encoding is cut off in part {len(parts)}")
+        parts.append(_part(encoded[at : at + 1], encoded[start:end]))
+        at = end
+    return tuple(parts)
+
+
+def _part(tag: bytes, raw: bytes) -> str | bytes | int:
+    if tag == b"b":
+        return raw
+    if tag == b"s":
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise PeerError(Reason.MALFORMED, "encoding holds a string not UTF-8") from error
+    if tag == b"i" and raw[:1] != b"\x00":
+        return int.from_bytes(raw, "big")
+    raise PeerError(Reason.MALFORMED, "encoding holds an unknown or not minimal part")
 
 
 def hash_of(*parts: str | bytes | int) -> bytes:

@@ -232,6 +232,39 @@ class AbortSignature:
 
 
 @dataclass(frozen=True)
+class Published:
+    """Aggregator to site: the sum is out. The site checks the transcript hash and forgets all keys.
+
+    ``transcript_hash`` is ``statements.transcript_hash``: ctx, rh, mh, U2 and U3. The integer sum
+    itself travels in the broadcast of the next model version.
+    """
+
+    ctx: bytes
+    transcript_hash: bytes
+
+
+@dataclass(frozen=True)
+class RetryVote:
+    """One signature that counts for the retry rule: on abort, or on a U3 without the asking site.
+
+    ``dealt`` and ``survivors`` are the signed sets by index; both empty for a vote on abort.
+    """
+
+    signer: Fingerprint
+    signature: bytes
+    dealt: tuple[int, ...] = ()
+    survivors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RetryProof:
+    """Aggregator to site: votes that attempt ``ctx`` can no longer end with this site's update."""
+
+    ctx: bytes
+    votes: tuple[RetryVote, ...]
+
+
+@dataclass(frozen=True)
 class MaskTerm:
     """One keystream to add to (sign +1) or subtract from (sign -1) a vector in Z_(2^B)."""
 
