@@ -1,0 +1,195 @@
+"""Read the aggregator's configuration, and refuse what it does not know.
+
+One TOML file, made by ``tidegate init`` and kept in the aggregator's folder. Every key has a default
+but ``[aggregator] name``; an unknown key is an error, so that a mistyped limit is not silently off.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from privacy.errors import UsageError
+from privacy.secagg.keys import suite_named
+from tidegate.pki import NAME
+
+LEVELS = ("debug", "info", "warning", "error")
+_MAX_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Where the aggregator listens; port 0 takes a free one (see ``addresses.json``).
+
+    Attributes:
+        host: Address to bind.
+        public_host: Name or address that sites dial, where it differs (behind a load balancer).
+        sites_port: mTLS, site certificates only.
+        enrolment_port: TLS and one-time tokens.
+        operator_port: mTLS, operator certificates only.
+    """
+
+    host: str = "127.0.0.1"
+    public_host: str = ""
+    sites_port: int = 0
+    enrolment_port: int = 0
+    operator_port: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the aggregator accepts at most; the sealed manifest may be stricter.
+
+    Attributes:
+        max_message_bytes: One gRPC message.
+        max_upload_bytes: One masked update.
+        max_app_bytes: One app bundle.
+        max_model_bytes: One model version.
+        max_sites: Enrolled sites.
+        max_jobs: Jobs that are queued or running.
+        outgoing_messages: Messages that may wait for one slow site before it is dropped.
+        bundle_stock: One-time bundles kept for each site.
+    """
+
+    max_message_bytes: int = 4_194_304
+    max_upload_bytes: int = 1 << 30
+    max_app_bytes: int = 1 << 20
+    max_model_bytes: int = 1 << 31
+    max_sites: int = 200
+    max_jobs: int = 64
+    outgoing_messages: int = 256
+    bundle_stock: int = 64
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long each step of the secure exchange waits for a silent site, in seconds."""
+
+    share_keys_s: float = 30.0
+    masked_update_s: float = 300.0
+    consistency_s: float = 30.0
+    unmask_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class AggregatorConfig:
+    """Everything that one aggregator process is told.
+
+    Attributes:
+        name: Its name in its certificate.
+        folder: Where keys and state lie; the configuration file's folder unless it says otherwise.
+        database: SQLAlchemy URL; a SQLite file in the folder unless it says otherwise.
+        device: "auto", "cpu", "cuda", ...: where vectors are folded.
+        suite: The only suite whose manifests are accepted.
+        log_level: debug, info, warning or error.
+    """
+
+    name: str
+    folder: Path
+    database: str
+    device: str = "auto"
+    suite: str = "P256_SHA256_AES256"
+    log_level: str = "info"
+    listeners: Listeners = Listeners()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+
+
+def load_config(path: Path) -> AggregatorConfig:
+    """Read ``aggregator.toml``.
+
+    Raises:
+        UsageError: The file is missing or no TOML, a key is unknown, or a value makes no sense; the
+            message names file, key and mend.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from error
+    _refuse_unknown(path, "", table, ("aggregator", "listeners", "limits", "timeouts"))
+    top = _table(path, table, "aggregator")
+    allowed = ("name", "folder", "database", "device", "suite", "log_level")
+    _refuse_unknown(path, "aggregator", top, allowed)
+    strings = {key: _string(path, f"aggregator.{key}", value) for key, value in top.items()}
+    name = strings.get("name", "")
+    if NAME.fullmatch(name) is None:
+        raise UsageError(f"{path}: aggregator.name must be 1 to 63 of a-z, 0-9 and '-'")
+    if strings.get("log_level", "info") not in LEVELS:
+        raise UsageError(f"{path}: aggregator.log_level must be one of {', '.join(LEVELS)}")
+    suite = suite_named(strings.get("suite", AggregatorConfig.suite)).name
+    folder = (path.parent / strings.get("folder", ".")).resolve()
+    limits = Limits(**_numbers(path, table, "limits", Limits))
+    timeouts = Timeouts(**{k: float(v) for k, v in _numbers(path, table, "timeouts", Timeouts).items()})
+    return AggregatorConfig(
+        name=name,
+        folder=folder,
+        database=strings.get("database", "") or f"sqlite:///{folder / 'aggregator.sqlite'}",
+        device=strings.get("device", AggregatorConfig.device),
+        suite=suite,
+        log_level=strings.get("log_level", AggregatorConfig.log_level),
+        listeners=_listeners(path, table),
+        limits=limits,
+        timeouts=timeouts,
+    )
+
+
+def _listeners(path: Path, table: Mapping[str, object]) -> Listeners:
+    section = _table(path, table, "listeners")
+    _refuse_unknown(path, "listeners", section, [field.name for field in fields(Listeners)])
+    hosts = {
+        key: _string(path, f"listeners.{key}", section[key])
+        for key in ("host", "public_host")
+        if key in section
+    }
+    ports = {key: value for key, value in section.items() if key.endswith("_port")}
+    checked = {key: _whole(path, f"listeners.{key}", value, 0) for key, value in ports.items()}
+    for key, port in checked.items():
+        if port > _MAX_PORT:
+            raise UsageError(f"{path}: listeners.{key} = {port} is no port (0 to {_MAX_PORT})")
+    return Listeners(
+        host=hosts.get("host", Listeners.host),
+        public_host=hosts.get("public_host", ""),
+        sites_port=checked.get("sites_port", 0),
+        enrolment_port=checked.get("enrolment_port", 0),
+        operator_port=checked.get("operator_port", 0),
+    )
+
+
+def _numbers(
+    path: Path, table: Mapping[str, object], name: str, kind: type[Limits] | type[Timeouts]
+) -> dict[str, int]:
+    section = _table(path, table, name)
+    _refuse_unknown(path, name, section, [field.name for field in fields(kind)])
+    return {key: _whole(path, f"{name}.{key}", value, 1) for key, value in section.items()}
+
+
+def _table(path: Path, table: Mapping[str, object], name: str) -> dict[str, object]:
+    section = table.get(name, {})
+    if not isinstance(section, dict):
+        raise UsageError(f"{path}: [{name}] must be a table")
+    return section
+
+
+def _refuse_unknown(
+    path: Path, name: str, table: Mapping[str, object], allowed: tuple[str, ...] | list[str]
+) -> None:
+    unknown = sorted(set(table) - set(allowed))
+    if unknown:
+        where = f"[{name}] " if name else ""
+        raise UsageError(
+            f"{path}: {where}has the unknown key {unknown[0]!r}; known are {', '.join(allowed)}"
+        )
+
+
+def _string(path: Path, key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{path}: {key} must be a string in quotes, not {value!r}")
+    return value
+
+
+def _whole(path: Path, key: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{path}: {key} must be a whole number of at least {least}, not {value!r}")
+    return value

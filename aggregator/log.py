@@ -1,0 +1,27 @@
+"""Set up the aggregator's log: one line an event on standard error, no secrets, no data of sites."""
+
+import logging
+import sys
+import time
+
+LOGGER = logging.getLogger("tidegate.aggregator")
+
+
+class _UtcFormatter(logging.Formatter):
+    converter = time.gmtime
+
+
+def configure_logging(level: str) -> None:
+    """Write the log to standard error from a level on.
+
+    Flower's own logger repeats each round in several lines and names no site: only its warnings
+    pass. gRPC and SQLAlchemy keep their defaults.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _UtcFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    )
+    LOGGER.handlers[:] = [handler]
+    LOGGER.setLevel(level.upper())
+    LOGGER.propagate = False
+    logging.getLogger("flwr").setLevel(logging.ERROR)
