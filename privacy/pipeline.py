@@ -1,0 +1,373 @@
+"""Turn what a site trained into the integers it masks, by one signed plan.
+
+The stages stand in `clip`, `compress`, `quantise` and `noise`; here they are put in order, and
+nothing else. Whoever holds an `EncodingPlan` holds every public number of the encoding: both ends
+read it from the same bytes (secure-aggregation.md, ``mh``), and a plan that understates its own
+sensitivity is refused when it is read. Whether its noise is enough for the job's epsilon is for
+`privacy.planning` and the site's policy to say.
+
+The vector of a record or a delta is [gradient (D) | metrics (M)], both clipped apart, mapped
+together, zero padded to the map's blocks: d integers, not yet reduced mod 2^B.
+
+Shapes: D = gradient coordinates, M = metrics, N = records of a micro-batch, d = integers.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.clip import append_metrics, clip_site_delta
+from privacy.compress import LinearMap, MapKind, compress
+from privacy.delta import Delta
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.noise import MAX_STD, NoisedUpdate, add_skellam_noise, without_noise
+from privacy.quantise import (
+    MAX_SENSITIVITY,
+    RecordRule,
+    RecordSum,
+    Rounding,
+    round_conditionally,
+    round_plainly,
+    site_sensitivity,
+)
+from privacy.ring import MAX_BITS, MIN_BITS
+from privacy.secagg.encoding import hash_of
+from privacy.spec import MAX_LENGTH
+
+MAX_RECORDS = 2**40
+_MAX_PLAN_BYTES = 4096
+
+
+class Mode(StrEnum):
+    """Whose contribution the noise hides (privacy.md, "Modes"), by the names in job files."""
+
+    RECORD_DISTRIBUTED = "record-distributed"
+    SITE = "site"
+    NONE = "none"
+
+
+_ROUNDINGS = {
+    Mode.RECORD_DISTRIBUTED: (Rounding.RECORD, Rounding.SUM),
+    Mode.SITE: (Rounding.CONDITIONAL,),
+    Mode.NONE: (Rounding.PLAIN,),
+}
+
+
+@dataclass(frozen=True)
+class EncodingPlan:
+    """Every public number of the encoding; the same at every site of a cohort.
+
+    Attributes:
+        mode: Whose contribution the noise hides.
+        spec_digest: Digest of the model's `VectorSpec`, 32 bytes.
+        gradient_length: D.
+        metrics_length: M.
+        map_kind: Parts of the shared linear map.
+        map_seed: Its 32 public bytes.
+        kept: Coordinates that a random subset keeps of the (rotated) gradient; 0 without one.
+        scale: s, grid steps per unit.
+        bits: B of the ring.
+        clip_gradient: C_g, parameter units.
+        clip_metrics: C_m, metric units; 0 exactly when M is 0.
+        rounding: How the grid is reached; which ones there are depends on the mode.
+        n_max: Record mode: public cap on the records of a site's data set; else 0.
+        sampling_rate: q, record mode: the public Poisson rate; else 1.
+        noise_multiplier: z of the whole cohort's noise; 0 in mode ``none``.
+        sensitivity: D2, grid units, at least that of clip, scale, map and rounding; 0 in mode
+            ``none``, which claims none.
+        noise_variance: V_site, variance of one site's share, grid units squared, rounded up to a
+            whole number; 0 in mode ``none``.
+
+    Raises:
+        PeerError: MALFORMED: a field is out of range or does not fit another one; POLICY: the
+            sensitivity is understated, or too large to be checked exactly.
+    """
+
+    mode: Mode
+    spec_digest: bytes
+    gradient_length: int
+    metrics_length: int
+    map_kind: MapKind
+    map_seed: bytes
+    kept: int
+    scale: float
+    bits: int
+    clip_gradient: float
+    clip_metrics: float
+    rounding: Rounding
+    n_max: int
+    sampling_rate: float
+    noise_multiplier: float
+    sensitivity: float
+    noise_variance: int
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        try:
+            required = self._required_sensitivity()
+        except UsageError as error:  # here a wrong map is the plan's fault, not ours
+            raise PeerError(Reason.MALFORMED, str(error)) from error
+        if not required <= self.sensitivity <= MAX_SENSITIVITY:
+            message = (
+                f"the plan states a sensitivity of {self.sensitivity} grid steps; its clip, scale,"
+                f" map and rounding give {required}, and {MAX_SENSITIVITY} is the most"
+            )
+            raise PeerError(Reason.POLICY, message)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> "EncodingPlan":
+        """Read a plan from its canonical bytes.
+
+        Raises:
+            PeerError: MALFORMED: these are not the canonical bytes of a plan; else as the class.
+        """
+        try:
+            plan = cls(**_fields_of(raw))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            message = "an encoding plan is a flat JSON object with exactly the fields of a plan"
+            raise PeerError(Reason.MALFORMED, message) from error
+        if plan.to_bytes() != raw:
+            message = "an encoding plan must come in its canonical form: compact JSON, sorted keys"
+            raise PeerError(Reason.MALFORMED, message)
+        return plan
+
+    def to_bytes(self) -> bytes:
+        """Return the canonical bytes: compact ASCII JSON, keys sorted, bytes in hexadecimal."""
+        values = {
+            name: value.hex() if isinstance(value, bytes) else kind(value)
+            for name, kind in _KINDS.items()
+            for value in (getattr(self, name),)
+        }
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode(
+            "ascii"
+        )
+
+    def with_map_seed(self, map_seed: bytes) -> "EncodingPlan":
+        """Give the same plan with another round's map seed.
+
+        Args:
+            map_seed: 32 public bytes.
+        """
+        return dataclasses.replace(self, map_seed=map_seed)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the plan's name: 32 bytes."""
+        return hash_of("encoding-plan", self.to_bytes())
+
+    @cached_property
+    def linear_map(self) -> LinearMap:
+        """Return the shared map over [gradient | metrics]; a subset leaves the metrics alone."""
+        tail = self.metrics_length if self.map_kind.selects else 0
+        length = self.gradient_length + self.metrics_length
+        return LinearMap(self.map_kind, length, tail, self.kept, self.map_seed)
+
+    @property
+    def length(self) -> int:
+        """Return d: integers on the wire, all padding counted."""
+        return self.linear_map.output_length
+
+    @property
+    def clip(self) -> float:
+        """Return C with C^2 = C_g^2 + C_m^2."""
+        return math.hypot(self.clip_gradient, self.clip_metrics)
+
+    @cached_property
+    def record_rule(self) -> RecordRule:
+        """Return what fixes the sensitivity in record mode."""
+        return RecordRule(
+            linear_map=self.linear_map,
+            metrics=self.metrics_length,
+            clip_gradient=self.clip_gradient,
+            clip_metrics=self.clip_metrics,
+            scale=self.scale,
+            rounding=self.rounding,
+            n_max=self.n_max,
+        )
+
+    def _required_sensitivity(self) -> float:
+        """Return the least D2 that a plan with this clip, scale, map and rounding may state."""
+        length = self.length  # building the map checks it, in every mode
+        if self.mode is Mode.RECORD_DISTRIBUTED:
+            return self.record_rule.sensitivity
+        if self.mode is Mode.SITE:
+            return site_sensitivity(self.clip, self.scale, length)
+        return 0.0
+
+    def _check_ranges(self) -> None:
+        private = self.mode is not Mode.NONE
+        by_record = self.mode is Mode.RECORD_DISTRIBUTED
+        checks = {
+            "spec_digest": len(self.spec_digest) == 32,
+            "gradient_length": 1 <= self.gradient_length <= MAX_LENGTH,
+            "metrics_length": 0 <= self.metrics_length <= MAX_LENGTH,
+            "scale": _positive(self.scale),
+            "bits": MIN_BITS <= self.bits <= MAX_BITS,
+            "clip_gradient": _positive(self.clip_gradient),
+            "clip_metrics": (
+                _positive(self.clip_metrics) if self.metrics_length else self.clip_metrics == 0
+            ),
+            "rounding": self.rounding in _ROUNDINGS[self.mode],
+            "n_max": 1 <= self.n_max <= MAX_RECORDS if by_record else self.n_max == 0,
+            "sampling_rate": 0 < self.sampling_rate <= 1 if by_record else self.sampling_rate == 1,
+            "noise_multiplier": (
+                _positive(self.noise_multiplier) if private else self.noise_multiplier == 0
+            ),
+            "sensitivity": _positive(self.sensitivity) if private else self.sensitivity == 0,
+            "noise_variance": (
+                1 <= self.noise_variance <= MAX_STD**2 if private else self.noise_variance == 0
+            ),
+        }
+        for name, good in checks.items():
+            if not good:
+                message = (
+                    f"plan field {name} = {getattr(self, name)!r} does not fit mode {self.mode}"
+                )
+                raise PeerError(Reason.MALFORMED, message)
+
+
+class RecordAccumulator:
+    """Encode a step's records as they come, micro-batch by micro-batch (mode D-REC).
+
+    Memory is that of one vector and a small block. One accumulator makes one update.
+    """
+
+    def __init__(self, plan: EncodingPlan) -> None:
+        if plan.mode is not Mode.RECORD_DISTRIBUTED:
+            message = f"records are summed in mode record-distributed, not {plan.mode}"
+            raise UsageError(message)
+        self._plan = plan
+        self._sum: RecordSum | None = RecordSum(plan.record_rule)
+
+    def add(
+        self,
+        grads_ND: NDArray[np.float32],
+        metrics_NM: NDArray[np.float32],
+        mask_N: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Clip, map, round and add records; one that is not finite counts as zero.
+
+        Args:
+            grads_ND: What each record adds to the sum before its clip, float32, shape (N, D):
+                minus its gradient, so that the decoded mean is a descent step.
+            metrics_NM: float32, shape (N, M), metric units.
+            mask_N: False for padding rows; None when all are records.
+
+        Raises:
+            PeerError: WRONG_SHAPE: the trainer's arrays have other shapes or types.
+            UsageError: More than n_max records, or the accumulator is finished.
+        """
+        self._open().add(grads_ND, metrics_NM, mask_N)
+
+    def finish(self, noise_seed: bytes) -> NoisedUpdate:
+        """Add the noise share and close the accumulator; an empty batch is noise alone.
+
+        Args:
+            noise_seed: 32 secret bytes, fresh for this attempt.
+
+        Raises:
+            UsageError: The accumulator is finished, or the seed is not 32 bytes.
+        """
+        quantised = self._open().finish()
+        self._sum = None
+        plan = self._plan
+        return add_skellam_noise(quantised, plan.noise_variance, noise_seed)
+
+    def _open(self) -> RecordSum:
+        if self._sum is None:
+            message = "this accumulator has made its update; a step needs one of its own"
+            raise UsageError(message)
+        return self._sum
+
+
+def encode_records(
+    plan: EncodingPlan,
+    grads_ND: NDArray[np.float32],
+    metrics_NM: NDArray[np.float32],
+    noise_seed: bytes,
+) -> NoisedUpdate:
+    """Encode a step's records that are all in memory; `RecordAccumulator` says the rest.
+
+    Args:
+        plan: Mode record-distributed.
+        grads_ND: float32, shape (N, D).
+        metrics_NM: float32, shape (N, M).
+        noise_seed: 32 secret bytes, fresh for this attempt.
+    """
+    accumulator = RecordAccumulator(plan)
+    accumulator.add(grads_ND, metrics_NM)
+    return accumulator.finish(noise_seed)
+
+
+def encode_delta(
+    plan: EncodingPlan,
+    delta: Delta,
+    metrics_M: NDArray[np.float32] | None = None,
+    rounding_seed: bytes | None = None,
+    noise_seed: bytes | None = None,
+) -> NoisedUpdate:
+    """Encode a site's whole delta (modes ``site`` and ``none``).
+
+    Args:
+        plan: Mode site or none.
+        delta: Local minus global parameters.
+        metrics_M: The site's metrics, shape (M,); None where the plan has none.
+        rounding_seed: Mode site: 32 secret bytes; mode none: None.
+        noise_seed: Mode site: 32 other secret bytes, fresh for this attempt; mode none: None.
+
+    Raises:
+        PeerError: WRONG_SHAPE: the delta or the metrics are not of the plan's model; NOT_FINITE:
+            they hold a NaN or an infinity.
+        UsageError: Seeds that do not fit the mode; in mode none, integers that leave the ring.
+    """
+    if delta.spec_digest != plan.spec_digest or delta.values_D.shape != (plan.gradient_length,):
+        message = "the delta was taken with another vector spec than the plan's"
+        raise PeerError(Reason.WRONG_SHAPE, message)
+    clipped = clip_site_delta(delta, plan.clip_gradient)
+    if metrics_M is not None or plan.metrics_length:
+        metrics_M = np.empty(0, np.float32) if metrics_M is None else metrics_M
+        if metrics_M.shape != (plan.metrics_length,):
+            message = f"the plan has {plan.metrics_length} metrics, not shape {metrics_M.shape}"
+            raise PeerError(Reason.WRONG_SHAPE, message)
+        clipped = append_metrics(clipped, metrics_M, plan.clip_metrics)
+    compressed = compress(clipped, plan.linear_map)
+    if plan.mode is Mode.SITE and rounding_seed is not None and noise_seed is not None:
+        quantised = round_conditionally(compressed, plan.scale, rounding_seed)
+        return add_skellam_noise(quantised, plan.noise_variance, noise_seed)
+    if plan.mode is Mode.NONE and rounding_seed is None and noise_seed is None:
+        return without_noise(round_plainly(compressed, plan.scale), plan.bits)
+    message = f"mode {plan.mode} with these seeds: site takes both seeds, none takes neither"
+    raise UsageError(message)
+
+
+_KINDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(EncodingPlan)}
+"""Each field of a plan with its type, which also reads it from JSON."""
+
+
+def _fields_of(raw: bytes) -> dict[str, Any]:
+    """Read a plan's fields, each of exactly its type; ValueError, TypeError or KeyError else."""
+    if len(raw) > _MAX_PLAN_BYTES:
+        raise ValueError
+    values = json.loads(raw)
+    if not isinstance(values, dict) or values.keys() != _KINDS.keys():
+        raise KeyError
+    return {name: _read(kind, values[name]) for name, kind in _KINDS.items()}
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if kind is bytes:
+        return bytes.fromhex(value)
+    if kind in (int, float) and type(value) is not kind:  # True is an int, 1 is not 1.0
+        raise TypeError
+    return kind(value)
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
