@@ -1,0 +1,123 @@
+"""The plan both ends derive: the same bytes, enough noise, and no weaker plan gets by."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from privacy.accounting.events import NoDpEvent
+from privacy.compress import MapKind
+from privacy.errors import PeerError, UsageError
+from privacy.pipeline import EncodingPlan, Mode
+from privacy.planning import (
+    CohortRules,
+    PrivacyTerms,
+    check_encoding,
+    derive_encoding,
+    encoding_for_version,
+    job_epsilon,
+    step_event,
+)
+from privacy.quantise import Rounding
+from privacy.spec import VectorSpec
+
+SPEC = VectorSpec.of({"w": np.zeros((50, 100), np.float32), "b": np.zeros(50, np.float32)})
+RULES = CohortRules(colluders=1, min_survivors=4, members=5)
+SEED = bytes(range(32))
+TERMS = PrivacyTerms(
+    mode=Mode.RECORD_DISTRIBUTED,
+    rounds=600,
+    epsilon=3.0,
+    delta_dp=1e-5,
+    sampling_rate=0.01,
+    clipping_norm=0.5,
+    metrics_norm=0.125,
+    metrics_length=41,
+    expected_batch_size=900.0,
+    max_records=1_000_000,
+    rounding=Rounding.RECORD,
+    noise_multiplier=None,
+    map_kind=MapKind.IDENTITY,
+    keep=1.0,
+    signal_range=0.25,
+)
+PLAIN = replace(
+    TERMS, mode=Mode.NONE, epsilon=0.0, delta_dp=0.0, sampling_rate=1.0, clipping_norm=10.0
+)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return derive_encoding(TERMS, SPEC, RULES, SEED)
+
+
+def test_calibrated_plan_reaches_epsilon_and_not_more(plan):
+    epsilon = job_epsilon(plan, TERMS, RULES)
+    assert 2.99 < epsilon <= 3.0
+    assert 0.7 < plan.noise_multiplier < 0.95  # about 0.82 as privacy.md's neighbours suggest
+    assert check_encoding(EncodingPlan.from_bytes(plan.to_bytes()), TERMS, SPEC, RULES) == epsilon
+
+
+def test_noise_of_the_fewest_honest_survivors_is_the_whole_noise(plan):
+    needed = (plan.noise_multiplier * plan.sensitivity) ** 2
+    assert plan.noise_variance * 3 >= needed
+    assert plan.noise_variance * 3 <= needed * 1.001
+    assert pytest.approx(plan.noise_variance * 3) == step_event(plan, RULES).V
+
+
+@pytest.mark.parametrize(
+    "weaker",
+    [
+        {"noise_variance": 10},
+        {"sensitivity": 1e6},
+        {"scale": 2.0},
+        {"sampling_rate": 0.02},
+        {"clip_gradient": 0.4},
+        {"map_kind": MapKind.ROTATION},
+        {"bits": 32},
+        {"n_max": 5},
+    ],
+)
+def test_a_plan_that_differs_in_one_number_is_refused_by_name(plan, weaker):
+    # Some forgeries contradict themselves and cannot even be made; the others must be found out.
+    with pytest.raises(PeerError) as caught:
+        check_encoding(replace(plan, **weaker), TERMS, SPEC, RULES)
+    assert caught.value.reason in {"policy", "malformed"}
+
+
+def test_less_noise_consistently_derived_is_refused_by_its_epsilon():
+    lazy = derive_encoding(replace(TERMS, noise_multiplier=0.6), SPEC, RULES, SEED)
+    with pytest.raises(PeerError, match="cost epsilon"):
+        check_encoding(lazy, TERMS, SPEC, RULES)
+
+
+def test_a_plan_for_another_manifest_is_refused(plan):
+    with pytest.raises(PeerError):
+        check_encoding(plan, TERMS, SPEC, replace(RULES, min_survivors=3))
+
+
+def test_a_plan_for_another_model_is_refused(plan):
+    other = VectorSpec.of({"w": np.zeros((50, 101), np.float32)})
+    with pytest.raises(PeerError):
+        check_encoding(plan, TERMS, other, RULES)
+
+
+def test_mode_none_cannot_wrap_and_has_no_finite_epsilon():
+    plain = derive_encoding(PLAIN, SPEC, RULES, SEED)
+    largest = RULES.members * (math.hypot(10.0, 0.125) * plain.scale + 1)
+    assert largest < 2**31
+    assert check_encoding(plain, PLAIN, SPEC, RULES) == math.inf
+    assert isinstance(step_event(plain, RULES), NoDpEvent)
+
+
+def test_each_version_has_its_own_map_seed_but_only_where_there_is_a_map(plan):
+    assert encoding_for_version(plan, 7) is plan
+    rotated = derive_encoding(replace(TERMS, map_kind=MapKind.ROTATION), SPEC, RULES, SEED)
+    assert encoding_for_version(rotated, 7) == encoding_for_version(rotated, 7)
+    assert encoding_for_version(rotated, 7) != encoding_for_version(rotated, 8)
+
+
+def test_site_mode_is_refused_until_it_exists():
+    with pytest.raises(UsageError, match="cannot run yet"):
+        derive_encoding(replace(TERMS, mode=Mode.SITE), SPEC, RULES, SEED)
