@@ -1,10 +1,10 @@
-"""Pack an app folder into one deterministic archive, and unpack it with nothing left to chance.
+r"""Pack an app folder into one deterministic archive, and unpack it with nothing left to chance.
 
 Sites judge an app by the SHA-256 of these bytes, so equal folders must give equal bytes: files are
 sorted, and carry a path and content only; no times, owners, modes or links. The format is our own
 and tiny, as every zip and tar reader has ways to be talked out of its folder::
 
-    "tidegate-app-1\\n"  then per file:  u16 path length, u32 content length, path, content
+    "tidegate-app-1\n"  then per file:  u16 path length, u32 content length, path, content
 
 Paths are ASCII, relative, below 200 characters, and name ``.py`` or ``.toml`` files only.
 """
