@@ -1,12 +1,13 @@
 """Read the aggregator's configuration, and refuse what it does not know.
 
-One TOML file, made by ``tidegate init`` and kept in the aggregator's folder. Every key has a default
-but ``[aggregator] name``; an unknown key is an error, so that a mistyped limit is not silently off.
+One TOML file, made by ``tidegate init`` and kept in the aggregator's folder. Every key has a
+default but ``consortium_id``; an unknown key is an error, so that a mistyped limit is not silently
+off.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from privacy.errors import UsageError
@@ -15,25 +16,6 @@ from tidegate.pki import NAME
 
 LEVELS = ("debug", "info", "warning", "error")
 _MAX_PORT = 65_535
-
-
-@dataclass(frozen=True)
-class Listeners:
-    """Where the aggregator listens; port 0 takes a free one (see ``addresses.json``).
-
-    Attributes:
-        host: Address to bind.
-        public_host: Name or address that sites dial, where it differs (behind a load balancer).
-        sites_port: mTLS, site certificates only.
-        enrolment_port: TLS and one-time tokens.
-        operator_port: mTLS, operator certificates only.
-    """
-
-    host: str = "127.0.0.1"
-    public_host: str = ""
-    sites_port: int = 0
-    enrolment_port: int = 0
-    operator_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,23 +58,45 @@ class AggregatorConfig:
     """Everything that one aggregator process is told.
 
     Attributes:
-        name: Its name in its certificate.
+        consortium_id: The consortium it serves; a manifest of another one is refused.
         folder: Where keys and state lie; the configuration file's folder unless it says otherwise.
         database: SQLAlchemy URL; a SQLite file in the folder unless it says otherwise.
+        host: Address to bind.
+        public_host: Name or address that sites dial, where it differs (behind a load balancer).
+        site_port: mTLS, site certificates only; 0 takes a free one (see ``addresses.json``).
+        enrolment_port: TLS and one-time tokens.
+        operator_port: mTLS, operator certificates only.
         device: "auto", "cpu", "cuda", ...: where vectors are folded.
         suite: The only suite whose manifests are accepted.
         log_level: debug, info, warning or error.
     """
 
-    name: str
+    consortium_id: str
     folder: Path
     database: str
+    host: str = "127.0.0.1"
+    public_host: str = ""
+    site_port: int = 0
+    enrolment_port: int = 0
+    operator_port: int = 0
     device: str = "auto"
     suite: str = "P256_SHA256_AES256"
     log_level: str = "info"
-    listeners: Listeners = Listeners()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+
+
+_STRINGS = (
+    "consortium_id",
+    "folder",
+    "database",
+    "host",
+    "public_host",
+    "device",
+    "suite",
+    "log_level",
+)
+_PORTS = ("site_port", "enrolment_port", "operator_port")
 
 
 def load_config(path: Path) -> AggregatorConfig:
@@ -108,52 +112,26 @@ def load_config(path: Path) -> AggregatorConfig:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
-    _refuse_unknown(path, "", table, ("aggregator", "listeners", "limits", "timeouts"))
-    top = _table(path, table, "aggregator")
-    allowed = ("name", "folder", "database", "device", "suite", "log_level")
-    _refuse_unknown(path, "aggregator", top, allowed)
-    strings = {key: _string(path, f"aggregator.{key}", value) for key, value in top.items()}
-    name = strings.get("name", "")
-    if NAME.fullmatch(name) is None:
-        raise UsageError(f"{path}: aggregator.name must be 1 to 63 of a-z, 0-9 and '-'")
-    if strings.get("log_level", "info") not in LEVELS:
-        raise UsageError(f"{path}: aggregator.log_level must be one of {', '.join(LEVELS)}")
-    suite = suite_named(strings.get("suite", AggregatorConfig.suite)).name
-    folder = (path.parent / strings.get("folder", ".")).resolve()
-    limits = Limits(**_numbers(path, table, "limits", Limits))
-    timeouts = Timeouts(**{k: float(v) for k, v in _numbers(path, table, "timeouts", Timeouts).items()})
-    return AggregatorConfig(
-        name=name,
-        folder=folder,
-        database=strings.get("database", "") or f"sqlite:///{folder / 'aggregator.sqlite'}",
-        device=strings.get("device", AggregatorConfig.device),
-        suite=suite,
-        log_level=strings.get("log_level", AggregatorConfig.log_level),
-        listeners=_listeners(path, table),
-        limits=limits,
-        timeouts=timeouts,
-    )
-
-
-def _listeners(path: Path, table: Mapping[str, object]) -> Listeners:
-    section = _table(path, table, "listeners")
-    _refuse_unknown(path, "listeners", section, [field.name for field in fields(Listeners)])
-    hosts = {
-        key: _string(path, f"listeners.{key}", section[key])
-        for key in ("host", "public_host")
-        if key in section
-    }
-    ports = {key: value for key, value in section.items() if key.endswith("_port")}
-    checked = {key: _whole(path, f"listeners.{key}", value, 0) for key, value in ports.items()}
-    for key, port in checked.items():
+    _refuse_unknown(path, "", table, (*_STRINGS, *_PORTS, "limits", "timeouts"))
+    texts = {key: _string(path, key, table[key]) for key in _STRINGS if key in table}
+    ports = {key: _whole(path, key, table[key], 0) for key in _PORTS if key in table}
+    for key, port in ports.items():
         if port > _MAX_PORT:
-            raise UsageError(f"{path}: listeners.{key} = {port} is no port (0 to {_MAX_PORT})")
-    return Listeners(
-        host=hosts.get("host", Listeners.host),
-        public_host=hosts.get("public_host", ""),
-        sites_port=checked.get("sites_port", 0),
-        enrolment_port=checked.get("enrolment_port", 0),
-        operator_port=checked.get("operator_port", 0),
+            raise UsageError(f"{path}: {key} = {port} is no port (0 to {_MAX_PORT})")
+    if NAME.fullmatch(texts.get("consortium_id", "")) is None:
+        raise UsageError(f"{path}: consortium_id must be 1 to 63 of a-z, 0-9 and '-'")
+    if texts.get("log_level", "info") not in LEVELS:
+        raise UsageError(f"{path}: log_level must be one of {', '.join(LEVELS)}")
+    suite_named(texts.get("suite", AggregatorConfig.suite))
+    folder = (path.parent / texts.pop("folder", ".")).resolve()
+    database = texts.pop("database", "") or f"sqlite:///{folder / 'aggregator.sqlite'}"
+    timeouts = _numbers(path, table, "timeouts", Timeouts)
+    return replace(
+        AggregatorConfig(texts.pop("consortium_id"), folder, database),
+        limits=Limits(**_numbers(path, table, "limits", Limits)),
+        timeouts=Timeouts(**{key: float(value) for key, value in timeouts.items()}),
+        **texts,  # type: ignore[arg-type]
+        **ports,  # type: ignore[arg-type]
     )
 
 

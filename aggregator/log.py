@@ -1,14 +1,10 @@
-"""Set up the aggregator's log: one line an event on standard error, no secrets, no data of sites."""
+"""Set up the log: one line an event on standard error, no secrets, no data of sites."""
 
 import logging
 import sys
 import time
 
 LOGGER = logging.getLogger("tidegate.aggregator")
-
-
-class _UtcFormatter(logging.Formatter):
-    converter = time.gmtime
 
 
 def configure_logging(level: str) -> None:
@@ -18,9 +14,11 @@ def configure_logging(level: str) -> None:
     pass. gRPC and SQLAlchemy keep their defaults.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _UtcFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(level.upper())
     LOGGER.propagate = False

@@ -1,0 +1,189 @@
+"""Keep the aggregator's state durable: transactions, contents and the journal.
+
+SQLite in WAL mode with ``synchronous=FULL`` (a commit is on the disk when it returns), or
+PostgreSQL by URL with the same statements. One process owns the state (``__main__`` holds a lock on
+the folder); a lock here keeps its threads' transactions apart, so "look, then insert" is safe.
+Who may enrol lies in ``registry``, what a job is in ``jobs``; both use ``transaction``.
+"""
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, create_engine, delete, event, insert, select
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from aggregator.tables import CONTENTS, JOBS, JOURNAL, METADATA, STRATEGY_STATES, VERSIONS
+from privacy.errors import UsageError
+
+INLINE_BYTES = 1 << 20
+"""Contents up to this size lie in the database and cost no fsync of their own."""
+
+_BUSY_MS = 10_000
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One event that changed a round, as it was made durable before it was acted on.
+
+    Attributes:
+        job_id: The job.
+        round: Its round, from 1; 0 for events of the job itself.
+        attempt: The attempt, from 1; 0 for events of the round itself.
+        kind: For example "attempt-opened", "attempt-aborted", "round-committed", "job-state".
+        payload: JSON, UTF-8.
+    """
+
+    job_id: str
+    round: int
+    attempt: int
+    kind: str
+    payload: bytes = b"{}"
+
+
+class Store:
+    """The aggregator's database and blob folder."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        """Open, and make what is missing.
+
+        Args:
+            url: SQLAlchemy URL.
+            folder: Holds ``blobs/``.
+
+        Raises:
+            UsageError: The URL is none, or the database cannot be opened.
+        """
+        self._lock = threading.Lock()
+        self._doomed: list[Path] = []
+        self._blobs = folder / "blobs"
+        self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in self._blobs.glob("*.new"):
+            leftover.unlink()
+        try:
+            self._engine = create_engine(url)
+            if self._engine.dialect.name == "sqlite":
+                event.listen(self._engine, "connect", _make_sqlite_durable)
+            METADATA.create_all(self._engine)
+        except (ArgumentError, SQLAlchemyError, ImportError) as error:
+            raise UsageError(f"the database of the aggregator cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Give a connection whose statements become durable together, or not at all."""
+        with self._lock:
+            self._doomed.clear()
+            with self._engine.begin() as connection:
+                yield connection
+            # Files go after the commit: a crash leaves a file too many, never one too few.
+            for path in self._doomed:
+                path.unlink(missing_ok=True)
+
+    def write_journal(self, connection: Connection, entry: JournalEntry, now_s: float) -> None:
+        """Add an entry to the journal within a transaction."""
+        connection.execute(
+            insert(JOURNAL),
+            {
+                "at_s": now_s,
+                "job_id": entry.job_id,
+                "round": entry.round,
+                "attempt": entry.attempt,
+                "kind": entry.kind,
+                "payload": entry.payload,
+            },
+        )
+
+    def read_journal(self, job_id: str, kind: str, last: int) -> list[JournalEntry]:
+        """Return the last entries of one kind, oldest first."""
+        query = (
+            select(JOURNAL)
+            .where(JOURNAL.c.job_id == job_id, JOURNAL.c.kind == kind)
+            .order_by(JOURNAL.c.seq.desc())
+            .limit(last)
+        )
+        with self.transaction() as connection:
+            rows = connection.execute(query).all()
+        return [
+            JournalEntry(row.job_id, row.round, row.attempt, row.kind, bytes(row.payload))
+            for row in reversed(rows)
+        ]
+
+    def put_content(self, connection: Connection, data: bytes) -> bytes:
+        """Keep bytes under their SHA-256, durable at the latest with the transaction.
+
+        Returns:
+            The digest, 32 bytes.
+        """
+        digest = hashlib.sha256(data).digest()
+        known = select(CONTENTS.c.size).where(CONTENTS.c.sha256 == digest)
+        if connection.execute(known).first() is not None:
+            return digest
+        inline = len(data) <= INLINE_BYTES
+        if not inline:
+            _write_durably(self._blobs / digest.hex(), data)
+        connection.execute(
+            insert(CONTENTS),
+            {"sha256": digest, "size": len(data), "data": data if inline else None},
+        )
+        return digest
+
+    def get_content(self, digest: bytes) -> bytes | None:
+        """Return the bytes with this SHA-256, or None where there are none."""
+        query = select(CONTENTS.c.data).where(CONTENTS.c.sha256 == digest)
+        with self.transaction() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            return None
+        if row.data is not None:
+            return bytes(row.data)
+        return (self._blobs / digest.hex()).read_bytes()
+
+    def drop_content(self, connection: Connection, digest: bytes) -> None:
+        """Forget bytes that no job, kept version or strategy state names any more.
+
+        Called with the row that named them already gone; a version's row stays for the chain, so
+        the caller says by calling that the version is past.
+        """
+        uses = (
+            select(JOBS.c.job_id).where(JOBS.c.app_sha256 == digest),
+            select(STRATEGY_STATES.c.job_id).where(STRATEGY_STATES.c.sha256 == digest),
+            select(VERSIONS.c.job_id).where(VERSIONS.c.sha256 == digest).offset(1),
+        )
+        if any(connection.execute(use.limit(1)).first() is not None for use in uses):
+            return
+        connection.execute(delete(CONTENTS).where(CONTENTS.c.sha256 == digest))
+        self._doomed.append(self._blobs / digest.hex())
+
+
+def _make_sqlite_durable(connection: object, _record: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+    cursor.close()
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, and durably: data, name and folder."""
+    temporary = path.with_suffix(".new")
+    with temporary.open("wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,112 @@
+"""The tables of the aggregator's state, the same on SQLite and on PostgreSQL."""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+
+METADATA = MetaData()
+
+# SQLite numbers rows itself only in a column of exactly this type.
+_ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+SITES = Table(
+    "sites",
+    METADATA,
+    Column("site_id", String(63), primary_key=True),
+    Column("node_fingerprint", LargeBinary(32), nullable=False, unique=True),
+    Column("signing_spki", LargeBinary(256), nullable=False, unique=True),
+    Column("node_id", BigInteger, nullable=False, unique=True),
+    Column("certificate_pem", LargeBinary, nullable=False),
+    Column("enrolled_at_s", BigInteger, nullable=False),
+    Column("revoked_at_s", BigInteger),
+    Column("revoked_why", Text),
+)
+
+TOKENS = Table(
+    "tokens",
+    METADATA,
+    Column("secret_sha256", LargeBinary(32), primary_key=True),
+    Column("site_id", String(63), nullable=False),
+    Column("expires_at_s", BigInteger, nullable=False),
+    Column("used_at_s", BigInteger),
+)
+
+MANIFESTS = Table(
+    "manifests",
+    METADATA,
+    Column("manifest_hash", LargeBinary(32), primary_key=True),
+    Column("roster_epoch", BigInteger, nullable=False, unique=True),
+    Column("manifest", LargeBinary, nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("sealed_at_s", BigInteger, nullable=False),
+)
+
+CONTENTS = Table(
+    "contents",
+    METADATA,
+    Column("sha256", LargeBinary(32), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    # Small contents lie here, so that they are durable with the transaction that names them; NULL
+    # says that they lie in a file of the blob folder.
+    Column("data", LargeBinary),
+)
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("number", _ROW_NUMBER, primary_key=True),
+    Column("job_id", String(64), nullable=False, unique=True),
+    Column("name", String(63), nullable=False),
+    Column("job_toml", LargeBinary, nullable=False),
+    Column("vector_spec", LargeBinary, nullable=False),
+    Column("encoding", LargeBinary, nullable=False),
+    Column("app_sha256", LargeBinary(32), nullable=False),
+    Column("app_size", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("submitted_at_s", Float(53), nullable=False),
+    Column("elapsed_s", Float(53), nullable=False),
+    # What is shown about rounds and sites: JSON, written with each round.
+    Column("progress", LargeBinary, nullable=False),
+)
+
+VERSIONS = Table(
+    "versions",
+    METADATA,
+    Column("job_id", String(64), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("chain_head", LargeBinary(32), nullable=False),
+    Column("transcript_hash", LargeBinary(32), nullable=False),
+    PrimaryKeyConstraint("job_id", "version"),
+)
+
+STRATEGY_STATES = Table(
+    "strategy_states",
+    METADATA,
+    Column("job_id", String(64), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("sha256", LargeBinary(32), nullable=False),
+)
+
+JOURNAL = Table(
+    "journal",
+    METADATA,
+    Column("seq", _ROW_NUMBER, primary_key=True),
+    Column("at_s", Float(53), nullable=False),
+    Column("job_id", String(64), nullable=False, index=True),
+    Column("round", BigInteger, nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
