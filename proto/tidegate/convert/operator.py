@@ -1,0 +1,119 @@
+"""Requests of the operator's API: protobuf -> ``tidegate.requests``, and grants on the way back.
+
+Operators are authenticated, yet their requests are bounded as any other: ids become file names and
+log lines.
+"""
+
+from tidegate import appbundle, jobfile, manifest
+from tidegate.convert import bounds
+from tidegate.convert.bounds import DEFAULT_LIMITS, Limits, malformed
+from tidegate.convert.session import MAX_SPEC_BYTES
+from tidegate.convert.transfer import MAX_PEM_BYTES
+from tidegate.requests import (
+    Revocation,
+    SealedManifest,
+    StopRequest,
+    SubmitHeader,
+    TokenGrant,
+    TokenRequest,
+)
+from tidegate.v1 import operator_pb2 as pb
+
+MAX_TOKEN_VALID_S = 30 * 86_400
+_MAX_ADDRESS_CHARS = 264
+_MAX_SECRET_CHARS = 128
+_FLOAT32_BYTES = 4
+
+
+def job_id_from_wire(
+    message: pb.GetJobRequest | pb.WatchJobRequest | pb.ExportModelRequest | pb.SubmitJobResponse,
+) -> str:
+    """Take the job id of a message that holds nothing else of the peer's choice."""
+    return bounds.slug(message.job_id, "job_id")
+
+
+def stop_request_from_wire(message: pb.StopJobRequest) -> StopRequest:
+    """Take a request to stop a job."""
+    why = bounds.text(message.why, "stop_job.why")
+    return StopRequest(bounds.slug(message.job_id, "stop_job.job_id"), why)
+
+
+def token_request_from_wire(message: pb.CreateTokenRequest) -> TokenRequest:
+    """Take a request for an enrolment token."""
+    return TokenRequest(
+        site_id=bounds.slug(message.site_id, "create_token.site_id"),
+        valid_s=bounds.whole(message.valid_s, 1, MAX_TOKEN_VALID_S, "create_token.valid_s"),
+    )
+
+
+def token_grant_from_wire(message: pb.CreateTokenResponse) -> TokenGrant:
+    """Take the aggregator's part of a token."""
+    name = "create_token"
+    return TokenGrant(
+        secret=bounds.text(message.secret, f"{name}.secret", _MAX_SECRET_CHARS),
+        expires_at_s=bounds.whole(
+            message.expires_at_s, 1, bounds.MAX_TIME_S, f"{name}.expires_at_s"
+        ),
+        enrolment_address=bounds.text(
+            message.enrolment_address, f"{name}.enrolment_address", _MAX_ADDRESS_CHARS
+        ),
+        site_address=bounds.text(message.site_address, f"{name}.site_address", _MAX_ADDRESS_CHARS),
+        ca_pem=bounds.blob(message.ca_pem, MAX_PEM_BYTES, f"{name}.ca_pem"),
+    )
+
+
+def token_grant_to_wire(grant: TokenGrant) -> pb.CreateTokenResponse:
+    """Give the aggregator's part of a token."""
+    return pb.CreateTokenResponse(
+        secret=grant.secret,
+        expires_at_s=grant.expires_at_s,
+        enrolment_address=grant.enrolment_address,
+        site_address=grant.site_address,
+        ca_pem=grant.ca_pem,
+    )
+
+
+def revocation_from_wire(message: pb.RevokeSiteRequest) -> Revocation:
+    """Take a request to cut a site off."""
+    why = bounds.text(message.why, "revoke_site.why")
+    return Revocation(bounds.slug(message.site_id, "revoke_site.site_id"), why)
+
+
+def sealed_manifest_from_wire(message: pb.PutManifestRequest) -> SealedManifest:
+    """Take a sealed manifest; ``tidegate.manifest.parse_and_verify`` judges it."""
+    return SealedManifest(
+        manifest=bounds.blob(message.manifest, manifest.MAX_BYTES, "put_manifest.manifest"),
+        signature=bounds.signature(message.signature, "put_manifest.signature"),
+    )
+
+
+def submit_header_from_wire(
+    message: pb.SubmitJobRequest, limits: Limits = DEFAULT_LIMITS
+) -> SubmitHeader:
+    """Take the first message of a submission, which states all that follows."""
+    if not message.HasField("header"):
+        raise malformed("submit.header", "must come in the first message")
+    if message.data:
+        raise malformed("submit.header", "must come alone")
+    header, name = message.header, "submit.header"
+    most = _FLOAT32_BYTES * limits.max_vector_length
+    return SubmitHeader(
+        job_toml=bounds.blob(header.job_toml, jobfile.MAX_BYTES, f"{name}.job_toml"),
+        vector_spec=bounds.blob(header.vector_spec, MAX_SPEC_BYTES, f"{name}.vector_spec"),
+        app_size=bounds.whole(header.app_size, 1, appbundle.MAX_BYTES, f"{name}.app_size"),
+        app_sha256=bounds.sha256(header.app_sha256, f"{name}.app_sha256"),
+        model_size=bounds.whole(header.model_size, _FLOAT32_BYTES, most, f"{name}.model_size"),
+        model_sha256=bounds.sha256(header.model_sha256, f"{name}.model_sha256"),
+    )
+
+
+def submit_header_to_wire(header: SubmitHeader) -> pb.SubmitJobRequest:
+    """Give the first message of a submission."""
+    return pb.SubmitJobRequest(header=pb.SubmitJobHeader(**vars(header)))
+
+
+def submit_data_from_wire(message: pb.SubmitJobRequest, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Take a further message of a submission."""
+    if message.HasField("header"):
+        raise malformed("submit.header", "must come in the first message only")
+    return bounds.blob(message.data, limits.max_message_bytes, "submit.data")

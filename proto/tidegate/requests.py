@@ -1,0 +1,115 @@
+"""What travels outside a site's session, as values: enrolment, transfers, the operator's requests.
+
+``tidegate.convert`` makes them from bytes and checks every bound on the way.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class EnrolmentRequest:
+    """Site to aggregator: redeem a token's secret for a certificate; both keys stay at the site."""
+
+    secret: str = field(repr=False)
+    csr_der: bytes
+    signing_spki: bytes
+    signing_proof: bytes
+
+
+@dataclass(frozen=True)
+class EnrolmentGrant:
+    """Aggregator to site: the certificate and the trust roots, to be checked against the token."""
+
+    site_id: str
+    certificate_pem: bytes
+    ca_pem: bytes
+    operator_spki: bytes
+
+
+@dataclass(frozen=True)
+class UploadHeader:
+    """Site to aggregator: the masked update of attempt ``ctx``, its size and digest."""
+
+    ctx: bytes
+    size: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class UploadReceipt:
+    """Aggregator to site: how much of an upload is held, and its digest once whole."""
+
+    received: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class DownloadRequest:
+    """Site to aggregator: send the content of this digest, from an offset on."""
+
+    sha256: bytes
+    offset: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of bytes of an upload or a download, and where it begins. ``size`` is of the whole."""
+
+    offset: int
+    data: bytes = field(repr=False)
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """Operator to aggregator: make a token for a site, valid for this long."""
+
+    site_id: str
+    valid_s: int
+
+
+@dataclass(frozen=True)
+class TokenGrant:
+    """Aggregator to operator: the secret, once, and what the token must say beside it."""
+
+    secret: str = field(repr=False)
+    expires_at_s: int
+    enrolment_address: str
+    site_address: str
+    ca_pem: bytes
+
+
+@dataclass(frozen=True)
+class Revocation:
+    """Operator to aggregator: cut a site off, and why."""
+
+    site_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class SealedManifest:
+    """Operator to aggregator: manifest bytes and the operator's signature."""
+
+    manifest: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class SubmitHeader:
+    """Operator to aggregator: a job, and the sizes and digests of app and first model to follow."""
+
+    job_toml: bytes
+    vector_spec: bytes
+    app_size: int
+    app_sha256: bytes
+    model_size: int
+    model_sha256: bytes
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """Operator to aggregator: stop a job, and why."""
+
+    job_id: str
+    why: str
