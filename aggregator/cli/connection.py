@@ -1,0 +1,130 @@
+"""The operator's side of the operator API: its folder, its channel, its errors.
+
+The operator folder (made by ``tidegate init``) holds the operator's keys and ``client.toml``, which
+says where the aggregator's operator listener is. The command line speaks this API and nothing else.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from privacy.errors import PeerError, Reason, UsageError
+from tidegate.pki import read_private
+from tidegate.v1 import operator_pb2_grpc
+
+CLIENT_FILE = "client.toml"
+MAX_MESSAGE_BYTES = 8 << 20
+REASON_KEY = "tidegate-reason"
+
+
+@dataclass(frozen=True)
+class OperatorFolder:
+    """Where the operator's keys lie and how the aggregator is reached."""
+
+    path: Path
+    name: str
+    addresses_file: Path | None
+    address: str
+
+    @classmethod
+    def load(cls, path: Path) -> "OperatorFolder":
+        """Read ``client.toml`` of an operator folder.
+
+        Raises:
+            UsageError: The folder or its file is missing or malformed.
+        """
+        file = path / CLIENT_FILE
+        try:
+            table = tomllib.loads(file.read_text())
+        except FileNotFoundError:
+            raise UsageError(
+                f"{file} does not exist: make a consortium with `tidegate init`, or name its"
+                " operator folder with --operator"
+            ) from None
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"{file}: {error}") from error
+        unknown = set(table) - {"name", "address", "addresses_file"}
+        if unknown or not ({"address", "addresses_file"} & set(table)):
+            raise UsageError(
+                f"{file}: wants `name` and one of `address` (host:port) and `addresses_file`"
+                + (f"; unknown: {', '.join(sorted(unknown))}" if unknown else "")
+            )
+        listed = table.get("addresses_file")
+        return cls(
+            path=path,
+            name=str(table.get("name", "operator")),
+            addresses_file=(path / str(listed)).resolve() if listed else None,
+            address=str(table.get("address", "")),
+        )
+
+    def operator_address(self) -> str:
+        """Return host:port of the operator listener; a local aggregator writes it when it listens.
+
+        Raises:
+            UsageError: The aggregator has not written its addresses.
+        """
+        if self.addresses_file is None:
+            return self.address
+        try:
+            return str(json.loads(self.addresses_file.read_text())["operator"])
+        except FileNotFoundError:
+            raise UsageError(
+                f"{self.addresses_file} does not exist: start the aggregator with `tidegate up`"
+            ) from None
+
+    def signing_key_file(self) -> Path:
+        """Return the file of the operator key, which never leaves this folder."""
+        return self.path / "operator.key"
+
+    def operator_spki(self) -> bytes:
+        """Return the operator's public key (SPKI, DER)."""
+        return (self.path / "operator.spki").read_bytes()
+
+
+@contextmanager
+def operator_api(folder: OperatorFolder) -> Iterator[operator_pb2_grpc.OperatorServiceStub]:
+    """Open the mTLS channel to the operator listener and turn its refusals into our errors.
+
+    Raises:
+        PeerError: The aggregator refused, with its reason and sentence.
+        UsageError: It cannot be reached.
+    """
+    address = folder.operator_address()
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=(folder.path / "ca.pem").read_bytes(),
+        private_key=read_private(folder.path / "tls.key"),
+        certificate_chain=(folder.path / "tls.pem").read_bytes(),
+    )
+    options = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    with grpc.secure_channel(address, credentials, options=options) as channel:
+        try:
+            yield operator_pb2_grpc.OperatorServiceStub(channel)
+        except grpc.RpcError as error:
+            raise explained(error, address) from error
+
+
+def explained(error: grpc.RpcError, address: str) -> PeerError | UsageError:
+    """Turn a gRPC failure into an error for people."""
+    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+    details = (error.details() if isinstance(error, grpc.Call) else "") or ""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return UsageError(
+            f"the aggregator at {address} does not answer ({details}): is it running"
+            " (`tidegate up`), and is this operator folder of the same consortium?"
+        )
+    trailing: Mapping[str, str | bytes] = (
+        dict(error.trailing_metadata() or ()) if isinstance(error, grpc.Call) else {}
+    )
+    try:
+        reason = Reason(str(trailing.get(REASON_KEY, "")))
+    except ValueError:
+        reason = Reason.INTERNAL
+    return PeerError(reason, details or f"the aggregator answered {code.name}")

@@ -1,0 +1,326 @@
+"""``tidegate demo``: five banks, five edge nodes, one aggregator; a real job on real records."""
+
+import importlib
+import json
+import shutil
+import signal
+import sys
+import time
+import webbrowser
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from aggregator.cli.connection import operator_api
+from aggregator.cli.consortium import Consortium, SitePlan
+from aggregator.cli.jobs import write_chunks
+from aggregator.cli.output import data_size, table_of
+from aggregator.cli.progress import watch_live
+from aggregator.cli.submission import Submission, prepare, requests_of
+from privacy.errors import PeerError, Reason, UsageError
+from tidegate.jobfile import JobFile, RecordPrivacy
+from tidegate.v1 import operator_pb2
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "credit"
+MARKER = ".tidegate-demo"
+COLLUDERS = 1
+MIN_SURVIVORS = 4
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line chose."""
+
+    data: Path
+    folder: Path
+    example: Path
+    seed: int
+    rounds: int | None
+    json_file: Path | None
+    open_browser: bool
+
+
+def demo(
+    data: Annotated[Path, typer.Option(help="The wheel with the credit data (`make data`).")],
+    folder: Annotated[
+        Path, typer.Option(help="Folder for everything the demo makes; emptied first.")
+    ] = Path("tidegate-demo"),
+    example: Annotated[Path, typer.Option(help="The example app.")] = EXAMPLE,
+    seed: Annotated[int, typer.Option(help="Seed of the split and the first model.")] = 0,
+    rounds: Annotated[int | None, typer.Option(help="Fewer rounds than job.toml says.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result table as JSON here too.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the report in a browser.")] = True,
+) -> None:
+    """Train a real federation of five banks on this machine and report what it gained and cost."""
+    options = DemoOptions(
+        data=data,
+        folder=folder.absolute(),
+        example=example.absolute(),
+        seed=seed,
+        rounds=rounds,
+        json_file=json_file,
+        open_browser=browser,
+    )
+    console = Console()
+    with _terminated_like_interrupted():
+        result = run(options, console)
+    _show(result, options, console)
+
+
+def run(options: DemoOptions, console: Console) -> dict[str, Any]:
+    """Run the whole demo and return its result table.
+
+    Raises:
+        UsageError: A step failed; every process is ended first.
+    """
+    started_s = time.monotonic()
+    split, task = _example_modules(options.example)
+    _empty(options.folder)
+    submission = prepare(options.example, _job_toml(options))
+    job = JobFile.parse(submission.job_toml)
+    if not isinstance(job.privacy, RecordPrivacy):
+        raise UsageError(f"{options.example}: the demo runs record-distributed jobs")
+    console.print("Splitting 150,000 real credit records into five banks by customer segment ...")
+    parts = split.split(split.read_table(options.data), options.seed)
+    sites = [_site(options, bank.name, job, submission) for bank in parts.banks]
+    for bank, site in zip(parts.banks, sites, strict=True):
+        np.savez(site.folder / "shard.npz", **bank.train)
+
+    with Consortium(options.folder, console.print) as consortium:
+        console.print("Starting the aggregator; five banks enrol, each by a token of its own ...")
+        consortium.start_aggregator("credit-banks")
+        consortium.enrol(sites)
+        manifest = consortium.seal(COLLUDERS, MIN_SURVIVORS)
+        console.print(
+            f"Manifest sealed: c={COLLUDERS}, N_min={MIN_SURVIVORS}, sha256:{manifest.hash().hex()}"
+        )
+        consortium.start_sites(sites)
+        ready_s = time.monotonic()
+        history: list[operator_pb2.Job] = []
+        last = _train(consortium, submission, console, history)
+        model_file = options.folder / "model.safetensors"
+        with operator_api(consortium.operator()) as api:
+            request = operator_pb2.ExportModelRequest(job_id=last.job_id)
+            write_chunks(api.ExportModel(request), model_file)
+    trained_s = time.monotonic()
+    console.print("Training the comparison models (only this harness reads all shards) ...")
+    return _measure(
+        options,
+        history=history,
+        privacy=job.privacy,
+        submission=submission,
+        task=task,
+        parts=parts,
+        clock=(started_s, ready_s, trained_s),
+    )
+
+
+def _train(
+    consortium: Consortium,
+    submission: Submission,
+    console: Console,
+    history: list[operator_pb2.Job],
+) -> operator_pb2.Job:
+    """Submit the job as the command line does and watch it to its end; keep what was shown."""
+
+    def kept(
+        updates: Iterable[operator_pb2.WatchJobResponse],
+    ) -> Iterator[operator_pb2.WatchJobResponse]:
+        for update in updates:
+            history.append(update.job)
+            yield update
+
+    with operator_api(consortium.operator()) as api:
+        job_id = api.SubmitJob(requests_of(submission)).job_id
+        console.print(f"Job {job_id} submitted through the operator API.")
+        request = operator_pb2.WatchJobRequest(job_id=job_id)
+        job = watch_live(kept(api.WatchJob(request)), console)
+    consortium.check_alive()
+    if job.state != "finished":
+        raise PeerError(Reason.STOPPED, f"job {job_id} {job.state}: {job.detail}")
+    return job
+
+
+def _measure(
+    options: DemoOptions,
+    *,
+    history: list[operator_pb2.Job],
+    privacy: RecordPrivacy,
+    submission: Submission,
+    task: ModuleType,
+    parts: Any,
+    clock: tuple[float, float, float],
+) -> dict[str, Any]:
+    """Rate the released model beside the comparison models and write the report."""
+    import torch  # noqa: PLC0415 - heavy, and needed by this command alone
+    from safetensors.torch import load_file  # noqa: PLC0415
+
+    from aggregator.cli import baselines, report  # noqa: PLC0415
+
+    torch.set_num_threads(2)
+    job = history[-1]
+    model_file = options.folder / "model.safetensors"
+    released = baselines.load_flat(task, load_file(model_file))
+    shards = {bank.name: bank.train for bank in parts.banks}
+    comparison = baselines.compare(task, shards, parts.market_test, options.seed)
+    started_s, ready_s, trained_s = clock
+    fp32 = job.rounds * submission.parameters * FP32_BYTES
+    result: dict[str, Any] = {
+        "auc_pooled": comparison.pooled,
+        "auc_federated": baselines.auc(task, released, parts.market_test),
+        "auc_local": list(comparison.alone),
+        "epsilon": [site.epsilon for site in job.sites],
+        "delta_dp": privacy.delta_dp,
+        "unit": privacy.unit,
+        "sites": [site.site_id for site in job.sites],
+        "records": [len(table[task.TARGET]) for table in shards.values()],
+        "bytes_up": sum(site.bytes_up for site in job.sites),
+        "bytes_down": sum(site.bytes_down for site in job.sites),
+        "bytes_up_fp32": fp32 * len(job.sites),
+        "bytes_down_fp32": fp32 * len(job.sites),
+        "bytes_up_by_site": [site.bytes_up for site in job.sites],
+        "bytes_down_by_site": [site.bytes_down for site in job.sites],
+        "dropped": [site.dropped for site in job.sites],
+        "train_s": [site.train_s for site in job.sites],
+        "exchange_s": [site.exchange_s for site in job.sites],
+        "wait_s": [site.wait_s for site in job.sites],
+        "rounds": job.round,
+        "rounds_per_s": job.rounds_per_s,
+        "attempts_aborted": job.attempts_aborted,
+        "parameters": submission.parameters,
+        "seed": options.seed,
+        "provenance": _provenance(model_file),
+        "setup_s": ready_s - started_s,
+        "job_s": trained_s - ready_s,
+        "wall_s": time.monotonic() - started_s,
+    }
+    result["report"] = str(options.folder / "report.html")
+    report.write(Path(result["report"]), result, history, options.folder / "aggregator" / "kept")
+    return result
+
+
+def _provenance(model_file: Path) -> dict[str, str]:
+    """Read the metadata of a safetensors file: an eight-byte length, then a JSON header."""
+    with model_file.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return dict(json.loads(file.read(size))["__metadata__"])
+
+
+def _show(result: dict[str, Any], options: DemoOptions, console: Console) -> None:
+    rows = [
+        (site, f"{records:,}", f"{alone:.4f}", f"{epsilon:.3f}", data_size(up), data_size(down))
+        for site, records, alone, epsilon, up, down in zip(
+            result["sites"],
+            result["records"],
+            result["auc_local"],
+            result["epsilon"],
+            result["bytes_up_by_site"],
+            result["bytes_down_by_site"],
+            strict=True,
+        )
+    ]
+    count = len(result["sites"])
+    records = f"{sum(result['records']):,}"
+    rows.append(
+        (
+            "federated, private",
+            records,
+            f"{result['auc_federated']:.4f}",
+            f"{max(result['epsilon']):.3f}",
+            data_size(result["bytes_up"] / count),
+            data_size(result["bytes_down"] / count),
+        )
+    )
+    rows.append(("pooled, no privacy", records, f"{result['auc_pooled']:.4f}", "-", "-", "-"))
+    fp32 = [data_size(result[key] / count) for key in ("bytes_up_fp32", "bytes_down_fp32")]
+    rows.append(("per-step fp32 sync", "-", "-", "-", fp32[0], fp32[1]))
+    spent = f"#ε (δ={result['delta_dp']:g}, {result['unit']})"
+    columns = ("model of", "#records", "#AUC", spent, "#up per site", "#down per site")
+    console.print(table_of("AUC on the consortium's test data", columns, rows))
+    console.print(
+        f"{result['rounds']} rounds at {result['rounds_per_s']:.1f} rounds/s;"
+        f" set-up {result['setup_s']:.0f} s, job {result['job_s']:.0f} s,"
+        f" in all {result['wall_s']:.0f} s"
+    )
+    console.print(f"report {result['report']}", soft_wrap=True)
+    console.print(f"model  {options.folder / 'model.safetensors'}", soft_wrap=True)
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
+    if options.open_browser:
+        webbrowser.open(Path(result["report"]).as_uri())
+
+
+def _site(options: DemoOptions, name: str, job: JobFile, submission: Submission) -> SitePlan:
+    folder = options.folder / "sites" / name
+    folder.mkdir(parents=True, mode=0o700)
+    privacy = job.privacy
+    if not isinstance(privacy, RecordPrivacy):
+        raise UsageError("the demo runs record-distributed jobs")
+    return SitePlan(
+        site_id=name,
+        folder=folder,
+        dataset=job.dataset,
+        app_sha256=submission.app_sha256,
+        epsilon=privacy.epsilon,
+        delta_dp=privacy.delta_dp,
+    )
+
+
+def _job_toml(options: DemoOptions) -> bytes:
+    """Return the example's job file, with the seed and the number of rounds asked for."""
+    text = (options.example / "job.toml").read_text()
+    lines = []
+    for line in text.splitlines():
+        key = line.split("=")[0].strip()
+        if key == "seed":
+            lines.append(f"seed = {options.seed}")
+        elif key == "rounds" and options.rounds is not None:
+            lines.append(f"rounds = {options.rounds}")
+        else:
+            lines.append(line)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _example_modules(example: Path) -> tuple[Any, ModuleType]:
+    """Import the example's split and task; they are this harness's, not the aggregator's."""
+    if not (example / "job.toml").is_file():
+        raise UsageError(f"{example} holds no job.toml: name the example app with --example")
+    sys.path.insert(0, str(example))
+    try:
+        return importlib.import_module("split"), importlib.import_module("task")
+    finally:
+        sys.path.remove(str(example))
+
+
+def _empty(folder: Path) -> None:
+    """Make the demo's folder anew; refuse to remove one that the demo did not make."""
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / MARKER).is_file():
+            raise UsageError(f"{folder} is not empty and not the demo's: name another --folder")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    (folder / MARKER).touch()
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM unwind like Ctrl-C, so that the processes are ended either way."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

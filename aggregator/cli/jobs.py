@@ -1,0 +1,144 @@
+"""``tidegate job`` and ``tidegate model``: submit, watch, stop; fetch the released model."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aggregator.cli.connection import operator_api
+from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, data_size, moment, table_of
+from aggregator.cli.progress import job_table, watch_live
+from aggregator.cli.submission import prepare, requests_of
+from privacy.errors import PeerError, Reason, UsageError
+from tidegate.v1 import operator_pb2
+
+app = typer.Typer(no_args_is_help=True, help="Submit, watch and stop jobs.")
+model_app = typer.Typer(no_args_is_help=True, help="Fetch released models.")
+
+JobId = Annotated[str, typer.Argument(help="The job's id, as `job submit` printed it.")]
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="App folder with job.toml and the task.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
+) -> None:
+    """Submit a job: the sites judge it by their policies, then it trains."""
+    session: Session = context.obj
+    operator = session.folder()
+    submission = prepare(folder)
+    with operator_api(operator) as api:
+        job_id = api.SubmitJob(requests_of(submission)).job_id
+    session.show(
+        {
+            "job_id": job_id,
+            "app_sha256": submission.app_sha256.hex(),
+            "parameters": submission.parameters,
+        },
+        f"job {job_id} submitted: {submission.parameters} parameters,"
+        f" app sha256:{submission.app_sha256.hex()}",
+    )
+    if watch:
+        _watch(session, job_id)
+
+
+@app.command("list")
+def list_jobs(context: typer.Context) -> None:
+    """List the jobs."""
+    session: Session = context.obj
+    with operator_api(session.folder()) as api:
+        answer = api.ListJobs(operator_pb2.ListJobsRequest())
+    rows = [
+        (
+            job.job_id,
+            job.name,
+            job.state,
+            f"{job.round}/{job.rounds}",
+            moment(job.submitted_at_s),
+            job.detail,
+        )
+        for job in answer.jobs
+    ]
+    columns = ("job", "name", "state", "#round", "submitted", "detail")
+    session.show(as_dict(answer)["jobs"], table_of("jobs", columns, rows))
+
+
+@app.command()
+def show(context: typer.Context, job_id: JobId) -> None:
+    """Show one job: its progress, each site's part and its last log lines."""
+    session: Session = context.obj
+    with operator_api(session.folder()) as api:
+        answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
+    session.show(as_dict(answer.job), job_table(answer.job))
+    if not session.as_json:
+        for line in answer.job.log:
+            session.console.print(f"  {line}", markup=False, highlight=False)
+
+
+@app.command()
+def watch(context: typer.Context, job_id: JobId) -> None:
+    """Watch a job until it ends; with --json one object at the end."""
+    _watch(context.obj, job_id)
+
+
+@app.command()
+def stop(
+    context: typer.Context,
+    job_id: JobId,
+    why: Annotated[str, typer.Option(help="The reason, for the record.")] = "stopped by operator",
+) -> None:
+    """Stop a job; what it has released stays."""
+    session: Session = context.obj
+    with operator_api(session.folder()) as api:
+        api.StopJob(operator_pb2.StopJobRequest(job_id=job_id, why=why))
+    session.show({"job_id": job_id, "state": "stopped"}, f"job {job_id} is stopped: {why}")
+
+
+@model_app.command()
+def export(
+    context: typer.Context,
+    job_id: JobId,
+    out: Annotated[Path, typer.Option(help="Where to write the model (safetensors).")],
+) -> None:
+    """Write a job's model as safetensors, with its provenance in the file's metadata."""
+    session: Session = context.obj
+    if out.exists():
+        raise UsageError(f"{out} exists: name another file")
+    with operator_api(session.folder()) as api:
+        size = write_chunks(api.ExportModel(operator_pb2.ExportModelRequest(job_id=job_id)), out)
+    session.show({"job_id": job_id, "file": str(out), "bytes": size}, f"{out}: {data_size(size)}")
+
+
+def write_chunks(chunks: Iterable[operator_pb2.ExportModelResponse], out: Path) -> int:
+    """Write a streamed model; the file appears only when whole.
+
+    Raises:
+        PeerError: The stream ended before the announced size.
+    """
+    partial = out.with_name(out.name + ".part")
+    announced = written = 0
+    with partial.open("wb") as file:
+        for chunk in chunks:
+            announced = chunk.size
+            written += file.write(chunk.data)
+    if written != announced or not written:
+        partial.unlink()
+        raise PeerError(
+            Reason.MALFORMED, f"the model ended after {written} of {announced} bytes: try again"
+        )
+    partial.replace(out)
+    return written
+
+
+def _watch(session: Session, job_id: str) -> None:
+    with operator_api(session.folder()) as api:
+        updates = api.WatchJob(operator_pb2.WatchJobRequest(job_id=job_id))
+        job = watch_live(updates, None if session.as_json else session.console)
+    if session.as_json:
+        session.show(as_dict(job), "")
+    if job.state != "finished":
+        if not session.as_json:
+            session.console.print(f"job {job_id} {job.state}: {job.detail}", markup=False)
+        raise typer.Exit(EXIT_REFUSED)

@@ -1,0 +1,106 @@
+"""A job's progress on the terminal: one picture, redrawn whenever the aggregator pushes one."""
+
+from collections.abc import Iterable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from aggregator.cli.output import data_size
+from tidegate.v1 import operator_pb2
+
+STYLES = {
+    "ready": "green",
+    "in-cohort": "green",
+    "training": "cyan",
+    "dropped": "yellow",
+    "refused": "red",
+    "absent": "red",
+}
+
+
+def watch_live(
+    updates: Iterable[operator_pb2.WatchJobResponse], console: Console | None
+) -> operator_pb2.Job:
+    """Show a job until it ends.
+
+    Args:
+        updates: What ``WatchJob`` streams; the last one is the job's end.
+        console: Where to draw; ``None`` draws nothing.
+
+    Returns:
+        The job as last seen.
+    """
+    job = operator_pb2.Job()
+    if console is None:
+        for update in updates:
+            job = update.job
+        return job
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        for update in updates:
+            job = update.job
+            live.update(job_table(job))
+    return job
+
+
+def job_table(job: operator_pb2.Job) -> RenderableType:
+    """Draw one job: where it is, what it measures, and each site's part."""
+    return Group(_headline(job), _bar(job), _sites(job))
+
+
+def _headline(job: operator_pb2.Job) -> Text:
+    states = [site.state for site in job.sites]
+    cohort = sum(state == "in-cohort" for state in states)
+    ready = sum(state == "ready" for state in states) + cohort
+    text = Text()
+    text.append(f"{job.name or job.job_id}", style="bold")
+    text.append(f"  {job.state}", style="bold red" if job.mode == "none" else "bold cyan")
+    text.append(f"  round {job.round}/{job.rounds}  ready {ready}  in cohort {cohort}")
+    text.append(f"  dropped {sum(site.dropped for site in job.sites)}")
+    text.append(f"  attempts aborted {job.attempts_aborted}\n")
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(job.metrics.items()))
+    text.append(shown or "metrics come with the first rounds")
+    if job.metrics:
+        text.append("  (noised, averaged over rounds)", style="dim")
+    if job.rounds_per_s > 0:
+        left_s = (job.rounds - job.round) / job.rounds_per_s
+        text.append(f"   {job.rounds_per_s:.1f} rounds/s  ETA {left_s:.0f} s")
+    if job.mode == "none":
+        text.append("\nNO DIFFERENTIAL PRIVACY: mode none", style="bold red")
+    if job.detail:
+        text.append(f"\n{job.detail}", style="yellow")
+    return text
+
+
+def _bar(job: operator_pb2.Job) -> ProgressBar:
+    return ProgressBar(total=max(job.rounds, 1), completed=job.round, width=72)
+
+
+def _sites(job: operator_pb2.Job) -> Table:
+    table = Table(header_style="bold", expand=False)
+    for column in ("site", "state"):
+        table.add_column(column)
+    spent = f"ε ({job.unit or 'record'}, δ={job.delta_dp:.0e})" if job.delta_dp else "ε"
+    for column in (spent, "up", "down", "rounds", "dropped", "train", "exchange", "wait"):
+        table.add_column(column, justify="right")
+    for site in job.sites:
+        busy = site.train_s + site.exchange_s + site.wait_s
+        shares = [
+            f"{100 * part / busy:.0f}%" if busy > 0 else "-"
+            for part in (site.train_s, site.exchange_s, site.wait_s)
+        ]
+        table.add_row(
+            site.site_id,
+            Text(site.state, style=STYLES.get(site.state, "")),
+            f"{site.epsilon:.3f}" if job.mode != "none" else "no DP",
+            data_size(site.bytes_up),
+            data_size(site.bytes_down),
+            str(site.rounds_in),
+            str(site.dropped),
+            *shares,
+        )
+        if site.detail:
+            table.add_row("", Text(site.detail, style="yellow"))
+    return table
