@@ -1,0 +1,212 @@
+"""Hold the site's privacy ledgers: open them, look ahead, and prepare charges for the store.
+
+The rules are in `privacy.accounting.ledger`; durability is the store's, which writes a charge in
+the same transaction as the slot of step 2. A ledger is made when the first job on its data set is
+accepted: its order alpha is then fixed from the administrator's word or the job's public plan,
+before anything is charged (privacy.md, "Filter").
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edge_node.policy import Policy
+from edge_node.store import Store
+from edge_node.store_schema import StoredLedger
+from privacy.accounting.budget import Budget
+from privacy.accounting.calibration import best_alpha
+from privacy.accounting.chain import Anchor, LedgerEntry, Occasion, canonical_json
+from privacy.accounting.events import Event, NoDpEvent
+from privacy.accounting.ledger import LedgerState, replay
+from privacy.errors import PeerError, Reason, UsageError
+
+_PLAIN_ALPHA = 16  # where the first job has no differential privacy, no plan prefers an order
+
+
+@dataclass(frozen=True)
+class PreparedCharge:
+    """A charge that the budgets allow: store ``row`` with the slot, then ``accept`` it.
+
+    Attributes:
+        row: (data-set id, sequence, canonical bytes, new head), for `StepRecord.charge`.
+        state: The ledger's state once it is stored.
+    """
+
+    row: tuple[str, int, bytes, str]
+    state: LedgerState
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One line of ``edge-node budget``: what is spent and left of one budget.
+
+    Attributes:
+        by_tier: How many charges each tier has, and by the words of the ledger.
+        declared: False when the budget's ledger exists but policy.toml no longer declares it.
+    """
+
+    dataset_id: str
+    unit: str
+    alpha: int
+    epsilon: float
+    delta_dp: float
+    spent_epsilon: float
+    left_epsilon: float
+    charges: int
+    by_tier: dict[str, int]
+
+
+class Ledgers:
+    """The ledgers of all data sets of a site."""
+
+    def __init__(self, store: Store, site_id: str) -> None:
+        """Verify every stored chain.
+
+        Raises:
+            UsageError: A chain is broken; the message names the data set and the first bad entry.
+        """
+        self._store = store
+        self._site_id = site_id
+        self._states = {
+            ledger.dataset_id: open_ledger(site_id, ledger) for ledger in store.ledgers()
+        }
+
+    def ensure(self, policy: Policy, dataset_id: str, plan: Event) -> None:
+        """Make the ledger of a data set if it has none.
+
+        Args:
+            policy: Declares the budget.
+            dataset_id: What is charged.
+            plan: All steps of the first job, from its public plan: chooses alpha if it is open.
+
+        Raises:
+            PeerError: POLICY: no budget is declared, or it was changed after it was made.
+        """
+        rule = policy.budget_rule(dataset_id)
+        if rule is None:
+            raise PeerError(
+                Reason.POLICY,
+                f"the site's policy declares no budget for data set id {dataset_id!r}:"
+                f" add [budgets.{dataset_id}] to policy.toml",
+            )
+        state = self._states.get(dataset_id)
+        if state is not None:
+            made = state.tallies[0].budget
+            wanted = rule.budget(rule.alpha or made.alpha, allow_no_dp=policy.allow_no_dp)
+            if wanted != made:
+                raise PeerError(
+                    Reason.POLICY,
+                    f"the budget of {dataset_id!r} in policy.toml differs from the one that its"
+                    " ledger was made with; a budget is fixed once made: restore it",
+                )
+            return
+        alpha = rule.alpha
+        if alpha is None:
+            private = not isinstance(plan, NoDpEvent)
+            rows = rule.max_rows_per_user or 1
+            alpha = best_alpha([plan], rule.delta_dp, rule.unit, rows) if private else _PLAIN_ALPHA
+        budget = rule.budget(alpha, allow_no_dp=policy.allow_no_dp)
+        opened = LedgerState.open(self._site_id, [budget])
+        self._store.add_budget(dataset_id, canonical_json([budget.to_dict()]), opened.head)
+        self._states[dataset_id] = opened
+
+    def look_ahead(self, dataset_id: str, event: Event) -> None:
+        """Check that every budget still allows an event, before the site says that it is ready.
+
+        Raises:
+            PeerError: BUDGET_EXHAUSTED; says what would have been reached and what is left.
+        """
+        for tally in self._state(dataset_id).tallies:
+            tally.charge(event)
+
+    def prepare(
+        self, dataset_id: str, event: Event, occasion: Occasion, now_s: float
+    ) -> PreparedCharge:
+        """Make the next entry of a ledger, if the budgets allow it.
+
+        Raises:
+            PeerError: BUDGET_EXHAUSTED.
+        """
+        state = self._state(dataset_id)
+        entry = state.next_entry(event, occasion, now_s)
+        after = state.charge(entry)
+        return PreparedCharge((dataset_id, after.sequence, entry.to_bytes(), after.head), after)
+
+    def accept(self, charge: PreparedCharge) -> None:
+        """Count a charge that the store has made durable."""
+        self._states[charge.row[0]] = charge.state
+
+    def spent(self, dataset_id: str) -> float:
+        """Give the epsilon spent of a data set's first budget; 0 before it has a ledger."""
+        state = self._states.get(dataset_id)
+        return 0.0 if state is None else state.tallies[0].spent_epsilon
+
+    def _state(self, dataset_id: str) -> LedgerState:
+        try:
+            return self._states[dataset_id]
+        except KeyError:
+            raise UsageError(f"data set id {dataset_id!r} has no ledger yet") from None
+
+
+def open_ledger(site_id: str, stored: StoredLedger) -> LedgerState:
+    """Verify a stored ledger from its genesis on and sum up what it spent.
+
+    Raises:
+        UsageError: Names the data set and the first bad entry.
+    """
+    try:
+        genesis = LedgerState.open(site_id, _budgets(stored))
+        anchor = Anchor(len(stored.entries), stored.head)
+        return replay(genesis, _entries(stored), anchor)
+    except UsageError as error:
+        raise UsageError(f"privacy ledger of data set {stored.dataset_id!r}: {error}") from error
+
+
+def budget_lines(site_id: str, ledgers: Iterable[StoredLedger]) -> list[BudgetLine]:
+    """Give what each budget has spent and left, from verified chains.
+
+    Raises:
+        UsageError: A chain is broken.
+    """
+    lines = []
+    for stored in ledgers:
+        state = open_ledger(site_id, stored)
+        by_tier: dict[str, int] = {}
+        for entry in _entries(stored):
+            by_tier[entry.occasion.tier] = by_tier.get(entry.occasion.tier, 0) + 1
+        for tally in state.tallies:
+            budget = tally.budget
+            lines.append(
+                BudgetLine(
+                    dataset_id=stored.dataset_id,
+                    unit=budget.unit,
+                    alpha=budget.alpha,
+                    epsilon=budget.epsilon,
+                    delta_dp=budget.delta_dp,
+                    spent_epsilon=tally.spent_epsilon,
+                    left_epsilon=tally.remaining,
+                    charges=state.sequence,
+                    by_tier=by_tier,
+                )
+            )
+    return lines
+
+
+def _budgets(stored: StoredLedger) -> list[Budget]:
+    try:
+        data = json.loads(stored.budgets)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("its budgets are not JSON") from error
+    if not isinstance(data, list):
+        raise UsageError("its budgets are not a list")
+    return [Budget.from_dict(item) for item in data]
+
+
+def _entries(stored: StoredLedger) -> list[LedgerEntry]:
+    entries = []
+    for number, raw in enumerate(stored.entries, start=1):
+        try:
+            entries.append(LedgerEntry.from_bytes(raw))
+        except UsageError as error:
+            raise UsageError(f"entry {number}: {error}") from error
+    return entries

@@ -1,0 +1,210 @@
+"""Read site.toml: where a site keeps its state, what it trains with, whom it talks to.
+
+Relative paths are relative to the file. Nothing secret stands in it: keys and tokens are files of
+their own. Addresses, certificates and the operator's key come with enrolment and lie in the site's
+folder; `[aggregator]` only overrides addresses, for a site behind a relay.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privacy.errors import UsageError
+from tidegate.toml_table import Span, Table
+
+_MAX_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_NAME_RULE = "1 to 63 of a-z, 0-9 and '-', not starting with '-'"
+_PATH = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
+_PATH_RULE = "a path"
+_DATASET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_DATASET_RULE = "1 to 64 letters, digits, '_', '.' and '-'"
+_DEVICE = re.compile(r"[a-z]{2,16}(:[0-9]{1,3})?")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):[0-9]{1,5}")
+_TABLES = {
+    "site": ("id", "folder"),
+    "store": ("mirror_file", "boot_key_folder"),
+    "aggregator": ("sites", "enrolment"),
+    "policy": ("file",),
+    "trainer": ("memory_mib", "time_limit_s", "start_time_limit_s", "threads", "sandbox", "device"),
+    "session": ("backoff_s", "backoff_max_s", "keepalive_s", "connect_timeout_s"),
+    "log": ("level",),
+}
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """What the trainer process may use.
+
+    Attributes:
+        memory_mib: Memory it may allocate, shared arrays not counted.
+        time_limit_s: Longest time for one round's training.
+        start_time_limit_s: Longest time until the app is loaded and checked.
+        threads: Threads that torch computes with.
+        sandbox: "best-available" takes what the machine offers and says so; "required" refuses to
+            train where a protection is missing.
+        device: "auto", "cpu" or a torch device name.
+    """
+
+    memory_mib: int = 4096
+    time_limit_s: float = 120.0
+    start_time_limit_s: float = 120.0
+    threads: int = 1
+    sandbox: str = "best-available"
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How the session to the aggregator is kept.
+
+    Attributes:
+        backoff_s: First wait before dialling again; it doubles, with jitter.
+        backoff_max_s: Longest wait.
+        keepalive_s: Time between keepalive pings on an idle connection.
+        connect_timeout_s: Longest wait for a connection.
+    """
+
+    backoff_s: float = 0.5
+    backoff_max_s: float = 30.0
+    keepalive_s: float = 20.0
+    connect_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """One data set as the administrator declares it.
+
+    Attributes:
+        name: What jobs call it.
+        id: What the ledger charges; overlapping or derived data sets share one id (privacy.md).
+        plug: The loader's own table; `edge_node.data` reads and checks it.
+    """
+
+    name: str
+    id: str
+    plug: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """site.toml, checked.
+
+    Attributes:
+        path: The file itself.
+        site_id: Name of the site, as the operator knows it.
+        folder: The site's state: keys, database. This is what a backup takes.
+        mirror_file: Generation counter outside the backup (secure-aggregation.md, "Keys and
+            bundles"): a restored database is older than it, and is refused.
+        boot_key_folder: Memory-backed folder for the boot key, or None for the machine's default.
+    """
+
+    path: Path
+    site_id: str
+    folder: Path
+    mirror_file: Path
+    boot_key_folder: Path | None
+    sites_address: str | None
+    enrolment_address: str | None
+    policy_file: Path
+    datasets: dict[str, DatasetConfig]
+    trainer: TrainerSettings
+    session: SessionSettings
+    log_level: str
+
+    @property
+    def database(self) -> Path:
+        """The site's store."""
+        return self.folder / "site.db"
+
+    @property
+    def keys(self) -> Path:
+        """The folder of keys, certificates and what enrolment pinned."""
+        return self.folder / "keys"
+
+
+def load_config(path: Path) -> SiteConfig:
+    """Read and check site.toml.
+
+    Raises:
+        UsageError: A key is unknown, missing or out of range; the message names it.
+    """
+    path = path.absolute()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    top = Table.parse(raw, str(path), (*_TABLES, "datasets"), _MAX_FILE_BYTES)
+    tables = {name: top.table(name, keys) for name, keys in _TABLES.items()}
+    site, store, aggregator = tables["site"], tables["store"], tables["aggregator"]
+    folder = path.parent / site.text("folder", _PATH, _PATH_RULE)
+    mirror = path.parent / store.text("mirror_file", _PATH, _PATH_RULE, f"{folder}.generation")
+    if mirror.resolve().is_relative_to(folder.resolve()):
+        raise store.bad(
+            "mirror_file",
+            "must lie outside [site] folder: a restored backup would bring its own generation"
+            " along and go unnoticed",
+        )
+    return SiteConfig(
+        path=path,
+        site_id=site.text("id", _NAME, _NAME_RULE),
+        folder=folder,
+        mirror_file=mirror,
+        boot_key_folder=_optional_path(store, "boot_key_folder", path.parent),
+        sites_address=_address(aggregator, "sites"),
+        enrolment_address=_address(aggregator, "enrolment"),
+        policy_file=path.parent / tables["policy"].text("file", _PATH, _PATH_RULE),
+        datasets=_datasets(top),
+        trainer=_trainer(tables["trainer"]),
+        session=_session(tables["session"]),
+        log_level=tables["log"].choice("level", ("debug", "info", "warning", "error"), "info"),
+    )
+
+
+def _optional_path(table: Table, key: str, folder: Path) -> Path | None:
+    return folder / table.text(key, _PATH, _PATH_RULE) if table.has(key) else None
+
+
+def _address(table: Table, key: str) -> str | None:
+    return table.text(key, _ADDRESS, "host:port") if table.has(key) else None
+
+
+def _datasets(top: Table) -> dict[str, DatasetConfig]:
+    """Read [datasets.NAME]: the ledger's id here, the rest is for the data plug to check."""
+    names = top.fields.get("datasets", {})
+    if not isinstance(names, dict):
+        raise UsageError(f"{top.where} datasets must be tables: write [datasets.NAME]")
+    declared = top.table("datasets", tuple(names))
+    found = {}
+    for name, plug in names.items():
+        if not _DATASET_ID.fullmatch(name) or not isinstance(plug, dict):
+            raise declared.bad(name, f"must be a table [datasets.NAME], NAME {_DATASET_RULE}")
+        table = declared.table(name, tuple(plug))
+        dataset_id = table.text("dataset_id", _DATASET_ID, _DATASET_RULE, name)
+        found[name] = DatasetConfig(name, dataset_id, {**plug, "dataset_id": dataset_id})
+    return found
+
+
+def _trainer(table: Table) -> TrainerSettings:
+    base = TrainerSettings()
+    seconds = Span(0, 1e6, open_low=True)
+    return TrainerSettings(
+        memory_mib=table.whole("memory_mib", Span(64, 1 << 24), base.memory_mib),
+        time_limit_s=table.number("time_limit_s", seconds, base.time_limit_s),
+        start_time_limit_s=table.number("start_time_limit_s", seconds, base.start_time_limit_s),
+        threads=table.whole("threads", Span(1, 1024), base.threads),
+        sandbox=table.choice("sandbox", ("best-available", "required"), base.sandbox),
+        device=table.text("device", _DEVICE, "'auto' or a torch device", base.device),
+    )
+
+
+def _session(table: Table) -> SessionSettings:
+    base = SessionSettings()
+    wait = Span(0.01, 86_400)
+    return SessionSettings(
+        backoff_s=table.number("backoff_s", wait, base.backoff_s),
+        backoff_max_s=table.number("backoff_max_s", wait, base.backoff_max_s),
+        keepalive_s=table.number("keepalive_s", Span(1, 7200), base.keepalive_s),
+        connect_timeout_s=table.number("connect_timeout_s", Span(0.1, 600), base.connect_timeout_s),
+    )

@@ -1,0 +1,115 @@
+"""Read policy.toml. It fails closed: no file, no job; an unknown key is an error."""
+
+import re
+from pathlib import Path
+
+from edge_node.policy import MODES, BudgetRule, Policy
+from privacy.errors import UsageError
+from privacy.secagg.rules import DEFAULT_MIN_HONEST, LEAST_HONEST
+from tidegate.toml_table import Span, Table
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_MAX_ALPHA = 1024
+_MAX_FILE_BYTES = 1 << 20
+_BUDGET_KEYS = ("epsilon", "delta_dp", "unit", "alpha", "max_rows_per_user")
+_KEYS = (
+    "modes",
+    "allow_no_dp",
+    "allowed_apps",
+    "datasets",
+    "max_epsilon_per_job",
+    "max_delta_dp",
+    "min_noise_multiplier",
+    "min_cohort",
+    "min_pinned_peers",
+    "min_honest",
+    "small_cohort_consent",
+    "allow_adjacent_cohorts",
+    "require_sandbox",
+    "budgets",
+)
+
+
+def load_policy(path: Path) -> Policy:
+    """Read policy.toml; a missing file gives the policy that refuses everything.
+
+    Raises:
+        UsageError: The file is there and wrong: an unknown key, or a value that protects nobody.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        message = f"this site has no policy file ({path.name}), so it refuses every job"
+        return Policy(closed=message)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    top = Table.parse(raw, str(path), _KEYS, _MAX_FILE_BYTES)
+    policy = Policy(
+        modes=_texts(top, "modes"),
+        allow_no_dp=top.flag("allow_no_dp", default=False),
+        allowed_apps=frozenset(_digest(top, app) for app in _texts(top, "allowed_apps", [])),
+        datasets=_texts(top, "datasets"),
+        max_epsilon_per_job=top.number("max_epsilon_per_job", Span(0, 100)),
+        max_delta_dp=top.number("max_delta_dp", Span(0, 1, open_high=True)),
+        min_noise_multiplier=top.number("min_noise_multiplier", Span(0, 1e6), 0.3),
+        min_cohort=top.whole("min_cohort", Span(2, 200)) if top.has("min_cohort") else None,
+        min_pinned_peers=top.whole("min_pinned_peers", Span(0, 199), 0),
+        min_honest=top.whole("min_honest", Span(LEAST_HONEST, 200), DEFAULT_MIN_HONEST),
+        small_cohort_consent=top.flag("small_cohort_consent", default=False),
+        allow_adjacent_cohorts=top.flag("allow_adjacent_cohorts", default=False),
+        require_sandbox=top.flag("require_sandbox", default=False),
+        budgets=_budgets(top),
+    )
+    _check(top, policy)
+    return policy
+
+
+def _budgets(top: Table) -> tuple[BudgetRule, ...]:
+    names = top.fields.get("budgets", {})
+    if not isinstance(names, dict):
+        raise UsageError(f"{top.where} budgets must be tables: write [budgets.DATASET_ID]")
+    declared = top.table("budgets", tuple(names))
+    return tuple(_budget(name, declared.table(name, _BUDGET_KEYS)) for name in names)
+
+
+def _budget(name: str, table: Table) -> BudgetRule:
+    by_user = table.choice("unit", ("record", "user"), "record") == "user"
+    rows = "max_rows_per_user"
+    rule = BudgetRule(
+        dataset_id=name,
+        epsilon=table.number("epsilon", Span(0, 100, open_low=True)),
+        delta_dp=table.number("delta_dp", Span(0, 1, open_low=True, open_high=True)),
+        unit="user" if by_user else "record",
+        alpha=table.whole("alpha", Span(2, _MAX_ALPHA)) if table.has("alpha") else None,
+        max_rows_per_user=table.whole(rows, Span(1, 1 << 20)) if table.has(rows) else None,
+    )
+    # What no order can carry is refused now, not at the first job.
+    rule.budget(rule.alpha or _MAX_ALPHA, allow_no_dp=False)
+    return rule
+
+
+def _texts(table: Table, key: str, default: list[str] | None = None) -> tuple[str, ...]:
+    value = table.fields.get(key, default)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise table.bad(key, "must be a list of strings")
+    return tuple(value)
+
+
+def _digest(table: Table, app: str) -> str:
+    match = _DIGEST.fullmatch(app)
+    if match is None:
+        raise table.bad("allowed_apps", "must hold 'sha256:' and 64 lower-case hex digits each")
+    return match.group(1)
+
+
+def _check(top: Table, policy: Policy) -> None:
+    for mode in policy.modes:
+        if mode not in MODES:
+            raise top.bad("modes", f"must be among {', '.join(MODES)}")
+    if "none" in policy.modes and not policy.allow_no_dp:
+        raise top.bad(
+            "modes",
+            "lists 'none', which has no differential privacy, without allow_no_dp = true",
+        )
+    if policy.min_honest < DEFAULT_MIN_HONEST and not policy.small_cohort_consent:
+        raise top.bad("min_honest", "must be 3 or more unless small_cohort_consent = true")

@@ -1,0 +1,402 @@
+"""Keep what a site must never forget: pins, one-time bundles, attempts, slots, ledger, jobs.
+
+Rules kept here (secure-aggregation.md, "Keys and bundles" and "Every step has one durable slot"):
+- one transaction a step: slot, at step 1 also the burnt serial and the attempt, at step 2 also the
+  charge; with it generation g+1; then the mirror; only then may the caller let bytes leave;
+- a slot is written once; the identical input finds it, a different one is refused;
+- secrets lie wrapped under the boot key, bound to their place; without it they are void.
+Not kept here: what a charge costs (`budget.py`), what a step means (`privacy.secagg.site`).
+One connection, used by one thread.
+"""
+
+import contextlib
+import hashlib
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from edge_node.boot_key import BootKey
+from edge_node.mirror import Mirror, MirrorState
+from edge_node.store_schema import (
+    StepRecord,
+    StoredAttempt,
+    StoredBundle,
+    StoredJob,
+    StoredLedger,
+    connect,
+    make_private_folder,
+    read_ledgers,
+)
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg.encoding import hash_of
+from tidegate.keys import write_private
+
+_LARGE_UPDATE_BYTES = 4 << 20
+"""A larger update lies in a file of its own, so that the database's log stays small."""
+_RECONCILE = "refuse work until an administrator has run `edge-node reconcile`"
+
+
+class Store:
+    """The site's database with its mirror and boot key."""
+
+    def __init__(self, path: Path, mirror_path: Path, boot: BootKey) -> None:
+        """Open the store, making it where there is none.
+
+        Raises:
+            UsageError: It is open to others, of another version, or older than its mirror.
+        """
+        make_private_folder(path.parent)
+        self._boot = boot
+        self._updates = path.parent / "updates"
+        make_private_folder(self._updates)
+        self._large_updates = any(self._updates.iterdir())
+        self._db = connect(path)
+        self._mirror = Mirror(mirror_path)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        known = hashlib.sha256(b"tidegate/boot-check/1" + self._boot.key).digest()
+        if self._meta("store_id") is None:
+            with self._transaction():
+                self._set_meta("store_id", secrets.token_bytes(16))
+                self._set_meta("generation", (0).to_bytes(8, "big"))
+                self._set_meta("next_serial", (1).to_bytes(8, "big"))
+        self.store_id = self._need("store_id")
+        self.generation = int.from_bytes(self._need("generation"), "big")
+        self._heads: dict[str, str] = dict(
+            self._db.execute("SELECT dataset_id, head FROM budgets").fetchall()
+        )
+        self._check_mirror()
+        if self._boot.fresh or self._meta("boot_check") != known:
+            self.void_secrets()
+            with self._transaction():
+                self._set_meta("boot_check", known)
+        self.instance_id = self._need("instance_id")
+        self._write_mirror()
+
+    def _check_mirror(self) -> None:
+        state = self._mirror.read()
+        if state is None:
+            if self.generation:
+                raise UsageError(
+                    f"the mirror file {self._mirror.path} is missing or damaged, so this database"
+                    f" may be a restored backup; {_RECONCILE}"
+                )
+            return
+        if state.store_id != self.store_id:
+            raise UsageError(
+                f"the mirror file {self._mirror.path} belongs to another database: name another"
+                f" store.mirror_file, or, if this one was restored, {_RECONCILE}"
+            )
+        if self.generation < state.generation:
+            raise UsageError(
+                f"the database is at step {self.generation}, its mirror at {state.generation}: it"
+                f" was restored from an older copy; {_RECONCILE}"
+            )
+        if self.generation == state.generation and state.heads != self._heads_digest():
+            raise UsageError(
+                f"the privacy ledger does not end where the mirror says: it was edited;"
+                f" {_RECONCILE}"
+            )
+
+    def close(self) -> None:
+        """Close database and mirror."""
+        self._db.close()
+        self._mirror.close()
+
+    # --- pins and identity -----------------------------------------------------------------------
+
+    def pin(self, name: str, value: bytes) -> None:
+        """Pin a value for good.
+
+        Raises:
+            PeerError: EQUIVOCATION: another value is pinned under that name.
+        """
+        pinned = self.pinned(name)
+        if pinned is None:
+            with self._transaction():
+                self._db.execute("INSERT INTO pins VALUES (?, ?)", (name, value))
+        elif pinned != value:
+            raise PeerError(
+                Reason.EQUIVOCATION,
+                f"another {name} than the one this site pinned ({pinned[:8].hex()}…): refused",
+            )
+
+    def pinned(self, name: str) -> bytes | None:
+        """Give a pinned value."""
+        row = self._db.execute("SELECT value FROM pins WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def void_secrets(self) -> None:
+        """Void stock and live attempts and take a new instance id: the boot key is a new one."""
+        with self._transaction():
+            self._db.execute("DELETE FROM bundles")
+            self._db.execute("UPDATE attempts SET secrets = NULL, state = 'dead'")
+            self._db.execute("DELETE FROM slots")
+            self._set_meta("instance_id", secrets.token_bytes(16))
+        for path in self._updates.iterdir():
+            path.unlink()
+        self.instance_id = self._need("instance_id")
+
+    # --- bundles ---------------------------------------------------------------------------------
+
+    def reserve_serials(self, count: int) -> range:
+        """Give serials that no bundle of this identity ever had, durably."""
+        first = int.from_bytes(self._need("next_serial"), "big")
+        with self._transaction():
+            self._set_meta("next_serial", (first + count).to_bytes(8, "big"))
+        return range(first, first + count)
+
+    def add_bundles(self, bundles: Iterable[StoredBundle]) -> None:
+        """Put bundles into stock; only then may their public halves leave."""
+        rows = [
+            (b.serial, b.signed, self._boot.wrap(b.seed, hash_of("bundle-seed", b.serial)))
+            for b in bundles
+        ]
+        with self._transaction():
+            self._db.executemany("INSERT INTO bundles VALUES (?, ?, ?)", rows)
+
+    def bundle(self, serial: int) -> StoredBundle | None:
+        """Give a bundle of the stock; None if it is unknown or burnt."""
+        row = self._db.execute(
+            "SELECT signed, seed FROM bundles WHERE serial = ?", (serial,)
+        ).fetchone()
+        if row is None:
+            return None
+        return StoredBundle(
+            serial, bytes(row[0]), self._boot.unwrap(row[1], hash_of("bundle-seed", serial))
+        )
+
+    def stock(self) -> list[bytes]:
+        """Give the signed bundles in stock, oldest first."""
+        rows = self._db.execute("SELECT signed FROM bundles ORDER BY serial").fetchall()
+        return [bytes(row[0]) for row in rows]
+
+    # --- attempts and slots ----------------------------------------------------------------------
+
+    def commit_step(self, record: StepRecord) -> None:
+        """Make a step durable, then its generation in the mirror.
+
+        Raises:
+            PeerError: REPLAY: the serial is burnt or unknown; EQUIVOCATION: the slot holds another
+                input.
+        """
+        with self._transaction():
+            self._insert(record)
+            self._next_generation()
+        if record.charge is not None:
+            self._heads[record.charge[0]] = record.charge[3]
+        self._write_mirror()
+
+    def _insert(self, record: StepRecord) -> None:
+        if record.begin is not None:
+            self._begin(record.begin)
+        sealed = self._boot.wrap(record.slot, hash_of("slot", record.ctx, record.step))
+        kept = None
+        if record.update is not None:
+            kept = self._boot.wrap(record.update, hash_of("update", record.ctx))
+            if len(kept) > _LARGE_UPDATE_BYTES:
+                # The file is whole and synced before the row that relies on it.
+                write_private(self._update_path(record.ctx), kept)
+                self._large_updates, kept = True, None
+        try:
+            self._db.execute(
+                "INSERT INTO slots VALUES (?, ?, ?, ?, ?)",
+                (record.ctx, record.step, record.input_digest, sealed, kept),
+            )
+        except sqlite3.IntegrityError as error:
+            raise PeerError(
+                Reason.EQUIVOCATION, f"step {record.step} of this attempt is already decided"
+            ) from error
+        if record.charge is not None:
+            dataset_id, sequence, entry, head = record.charge
+            self._db.execute("INSERT INTO ledger VALUES (?, ?, ?)", (dataset_id, sequence, entry))
+            self._db.execute("UPDATE budgets SET head = ? WHERE dataset_id = ?", (head, dataset_id))
+
+    def _begin(self, begun: StoredAttempt) -> None:
+        burnt = self._db.execute("DELETE FROM bundles WHERE serial = ?", (begun.serial,))
+        if burnt.rowcount != 1:
+            raise PeerError(Reason.REPLAY, f"bundle {begun.serial} is burnt or not of this stock")
+        if (begun.round, begun.attempt) <= self.last_accepted(begun.job_id):
+            raise PeerError(
+                Reason.REPLAY,
+                f"round {begun.round} attempt {begun.attempt} is not after the last one",
+            )
+        sealed = self._boot.wrap(begun.secrets, hash_of("attempt", begun.ctx))
+        # One row a job is enough for the order of attempts.
+        self._db.execute(
+            "DELETE FROM attempts WHERE job_id = ? AND state = 'dead'", (begun.job_id,)
+        )
+        self._db.execute(
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, 'live')",
+            (begun.ctx, begun.job_id, begun.round, begun.attempt, begun.facts, sealed),
+        )
+
+    def erase(self, ctx: bytes) -> None:
+        """Erase an attempt's secrets, slots and update: published, aborted or timed out.
+
+        No fsync: after a crash the attempt would come back as it was, still under the boot key.
+        """
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        try:
+            with self._transaction():
+                self._db.execute(
+                    "UPDATE attempts SET secrets = NULL, state = 'dead' WHERE ctx = ?", (ctx,)
+                )
+                self._db.execute("DELETE FROM slots WHERE ctx = ?", (ctx,))
+        finally:
+            self._db.execute("PRAGMA synchronous = FULL")
+        if self._large_updates:
+            self._update_path(ctx).unlink(missing_ok=True)
+
+    def live_attempts(self) -> list[StoredAttempt]:
+        """Give the attempts that a crash interrupted, oldest first."""
+        rows = self._db.execute(
+            "SELECT ctx, job_id, round, attempt, facts, secrets FROM attempts"
+            " WHERE state = 'live' ORDER BY rowid"
+        ).fetchall()
+        return [self._attempt(*row) for row in rows]
+
+    def slots(self, ctx: bytes) -> Mapping[int, bytes]:
+        """Give an attempt's slots by step."""
+        rows = self._db.execute("SELECT step, slot FROM slots WHERE ctx = ?", (ctx,)).fetchall()
+        return {step: self._boot.unwrap(slot, hash_of("slot", ctx, step)) for step, slot in rows}
+
+    def update_of(self, ctx: bytes) -> bytes | None:
+        """Give the update kept with step 2, as it was before masking and reduction."""
+        row = self._db.execute(
+            "SELECT update_bytes FROM slots WHERE ctx = ? AND step = 2", (ctx,)
+        ).fetchone()
+        if row is None:
+            return None
+        sealed = row[0]
+        if sealed is None:
+            try:
+                sealed = self._update_path(ctx).read_bytes()
+            except FileNotFoundError:
+                return None
+        return self._boot.unwrap(sealed, hash_of("update", ctx))
+
+    def last_accepted(self, job_id: str) -> tuple[int, int]:
+        """Give (round, attempt) of the last attempt accepted for a job; (-1, -1) before any."""
+        row = self._db.execute(
+            "SELECT round, attempt FROM attempts WHERE job_id = ?"
+            " ORDER BY round DESC, attempt DESC LIMIT 1",
+            (job_id,),
+        ).fetchone()
+        return (-1, -1) if row is None else (row[0], row[1])
+
+    # --- ledger ----------------------------------------------------------------------------------
+
+    def add_budget(self, dataset_id: str, budgets: bytes, genesis: str) -> None:
+        """Keep a data set's budgets (canonical JSON), fixed for good, and its genesis hash."""
+        with self._transaction():
+            self._db.execute("INSERT INTO budgets VALUES (?, ?, ?)", (dataset_id, budgets, genesis))
+            self._next_generation()
+        self._heads[dataset_id] = genesis
+        self._write_mirror()
+
+    def ledgers(self) -> list[StoredLedger]:
+        """Give every ledger with its entries, oldest first."""
+        return read_ledgers(self._db)
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    def put_job(self, job: StoredJob) -> None:
+        """Keep an accepted offer.
+
+        Raises:
+            PeerError: EQUIVOCATION: the job is known with another offer.
+        """
+        known = self.job(job.job_id)
+        if known is None:
+            with self._transaction():
+                self._db.execute(
+                    "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, 'accepted')", astuple(job)
+                )
+        elif known != job:
+            raise PeerError(
+                Reason.EQUIVOCATION, f"job {job.job_id} was offered before with other contents"
+            )
+
+    def job(self, job_id: str) -> StoredJob | None:
+        """Give an accepted job."""
+        row = self._db.execute(
+            "SELECT job_id, job_toml, app_sha256, app_size, vector_spec, encoding FROM jobs"
+            " WHERE job_id = ?",
+            (job_id,),
+        ).fetchone()
+        return None if row is None else StoredJob(*row)
+
+    def open_jobs(self) -> list[StoredJob]:
+        """Give the accepted jobs that have not ended."""
+        rows = self._db.execute(
+            "SELECT job_id, job_toml, app_sha256, app_size, vector_spec, encoding FROM jobs"
+            " WHERE state = 'accepted' ORDER BY rowid"
+        ).fetchall()
+        return [StoredJob(*row) for row in rows]
+
+    def end_job(self, job_id: str, state: str) -> None:
+        """Mark a job as over and forget the secrets of its attempts."""
+        with self._transaction():
+            self._db.execute("UPDATE jobs SET state = ? WHERE job_id = ?", (state, job_id))
+            self._db.execute(
+                "DELETE FROM slots WHERE ctx IN (SELECT ctx FROM attempts WHERE job_id = ?)",
+                (job_id,),
+            )
+            self._db.execute(
+                "UPDATE attempts SET secrets = NULL, state = 'dead' WHERE job_id = ?", (job_id,)
+            )
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        generation = getattr(self, "generation", 0)
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            self.generation = generation
+            raise
+        self._db.execute("COMMIT")
+
+    def _attempt(self, ctx: bytes, job_id: str, *rest: Any) -> StoredAttempt:
+        number, attempt, facts, sealed = rest
+        opened = self._boot.unwrap(sealed, hash_of("attempt", ctx))
+        return StoredAttempt(ctx, job_id, number, attempt, facts, opened)
+
+    def _next_generation(self) -> None:
+        self.generation += 1
+        self._set_meta("generation", self.generation.to_bytes(8, "big"))
+
+    def _write_mirror(self) -> None:
+        self._mirror.write(MirrorState(self.store_id, self.generation, self._heads_digest()))
+
+    def _heads_digest(self) -> bytes:
+        pairs = sorted(self._heads.items())
+        return hash_of("ledger-heads", *(part for pair in pairs for part in pair))
+
+    def _update_path(self, ctx: bytes) -> Path:
+        return self._updates / f"{ctx.hex()}.update"
+
+    def _meta(self, name: str) -> bytes | None:
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def _need(self, name: str) -> bytes:
+        value = self._meta(name)
+        if value is None:
+            raise UsageError(f"the database has lost its {name}; restore it, then reconcile")
+        return value
+
+    def _set_meta(self, name: str, value: bytes) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
