@@ -204,11 +204,12 @@ def skellam_table(variance: int) -> SkellamTable:
     half_width = _tail_start(variance, _TAIL_BITS)
     weights = list(_bessel_weights(variance, _tail_start(variance, _START_BITS)))
     total = 2 * sum(weights) - weights[-1]
-    # A reciprocal of 2^400 / total makes each division a product; its error is below 2^-140.
-    reciprocal = (1 << 400) // total
-    half = 1 << (399 - _UNIT)
-    lower = [  # P(X <= -k) for k = half_width .. 1: everything farther out falls on the last row
-        (mass * reciprocal + half) >> (400 - _UNIT) for mass in accumulate(weights[:-1])
+    # One division and many products: this reciprocal costs each of them less than 2^-160.
+    shift = total.bit_length() + 160
+    reciprocal = (1 << shift) // total
+    half = 1 << (shift - _UNIT - 1)
+    lower = [  # 2^128 P(X <= -k) to the nearest, for k = half_width .. 1; the tail in the first
+        (mass * reciprocal + half) >> (shift - _UNIT) for mass in accumulate(weights[:-1])
     ][len(weights) - 1 - half_width :]
     bounds = [mass - 1 for mass in lower if mass]
     dropped = half_width - len(bounds)

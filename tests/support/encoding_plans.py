@@ -1,0 +1,60 @@
+"""Build valid encoding plans for tests, with only what a test cares about spelled out."""
+
+import math
+
+from privacy.compress import LinearMap, MapKind
+from privacy.pipeline import EncodingPlan, Mode
+from privacy.quantise import RecordRule, Rounding, site_sensitivity
+
+SEED = bytes(range(32))
+DIGEST = b"d" * 32
+
+
+def make_rule(
+    *,
+    gradient=37,
+    metrics=3,
+    kind=MapKind.IDENTITY,
+    kept=0,
+    scale=256.0,
+    rounding=Rounding.RECORD,
+    clips=(0.5, 0.25),
+    n_max=1000,
+):
+    linear_map = LinearMap(kind, gradient + metrics, metrics if kind.selects else 0, kept, SEED)
+    return RecordRule(
+        linear_map, metrics, clips[0], clips[1] if metrics else 0.0, scale, rounding, n_max
+    )
+
+
+def make_plan(mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, **rule_options):
+    if mode is not Mode.RECORD_DISTRIBUTED:
+        rule_options.setdefault(
+            "rounding", Rounding.CONDITIONAL if mode is Mode.SITE else Rounding.PLAIN
+        )
+    rule = make_rule(**rule_options)
+    sensitivity = {
+        Mode.RECORD_DISTRIBUTED: lambda: rule.sensitivity,
+        Mode.SITE: lambda: site_sensitivity(rule.clip, rule.scale, rule.linear_map.output_length),
+        Mode.NONE: lambda: 0.0,
+    }[mode]()
+    by_record = mode is Mode.RECORD_DISTRIBUTED
+    return EncodingPlan(
+        mode=mode,
+        spec_digest=DIGEST,
+        gradient_length=rule.linear_map.length - rule.metrics,
+        metrics_length=rule.metrics,
+        map_kind=rule.linear_map.kind,
+        map_seed=SEED,
+        kept=rule.linear_map.kept,
+        scale=rule.scale,
+        bits=bits,
+        clip_gradient=rule.clip_gradient,
+        clip_metrics=rule.clip_metrics,
+        rounding=rule.rounding,
+        n_max=rule.n_max if by_record else 0,
+        sampling_rate=0.01 if by_record else 1.0,
+        noise_multiplier=0.0 if mode is Mode.NONE else z,
+        sensitivity=sensitivity,
+        noise_variance=math.ceil((z * sensitivity) ** 2 / honest),
+    )
