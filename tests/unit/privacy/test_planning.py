@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from privacy.accounting.events import NoDpEvent
+from privacy.accounting.events import DEFAULT_SAMPLER_TV, NoDpEvent
 from privacy.compress import MapKind
 from privacy.errors import PeerError, UsageError
+from privacy.noise import MAX_STD, sampler_tv
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import (
     CohortRules,
@@ -121,3 +122,7 @@ def test_each_version_has_its_own_map_seed_but_only_where_there_is_a_map(plan):
 def test_site_mode_is_refused_until_it_exists():
     with pytest.raises(UsageError, match="cannot run yet"):
         derive_encoding(replace(TERMS, mode=Mode.SITE), SPEC, RULES, SEED)
+
+
+def test_the_samplers_own_error_stays_below_what_the_accountant_charges_for():
+    assert sampler_tv(MAX_STD**2) <= DEFAULT_SAMPLER_TV
