@@ -1,0 +1,172 @@
+"""The command line as a person meets it: what init makes, exit statuses, one-line errors, JSON."""
+
+import json
+import stat
+import subprocess
+import sys
+from concurrent import futures
+
+import grpc
+import pytest
+
+from aggregator.cli import connection, main, setup
+from privacy.errors import PeerError, Reason, UsageError
+from tidegate import pki
+from tidegate.v1 import operator_pb2, operator_pb2_grpc
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tidegate", *map(str, arguments)])
+        try:
+            main.main()
+        except SystemExit as end:
+            status = end.code or 0
+        else:
+            status = 0
+        out = capsys.readouterr()
+        return status, out.out, out.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("consortium") / "c"
+    setup.make_consortium(folder, "banks", "127.0.0.1", setup.Ports(0, 0, 0))
+    return folder
+
+
+class FakeOperator(operator_pb2_grpc.OperatorServiceServicer):
+    def ListSites(self, request, context):
+        site = operator_pb2.Site(site_id="bank-1", state="connected", device="cpu", bundles=64)
+        return operator_pb2.ListSitesResponse(sites=[site])
+
+    def RevokeSite(self, request, context):
+        context.set_trailing_metadata((("tidegate-reason", "malformed"),))
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no site is called {request.site_id}")
+
+    def ExportModel(self, request, context):
+        yield operator_pb2.ExportModelResponse(size=6, data=b"abc")
+        if request.job_id == "whole":
+            yield operator_pb2.ExportModelResponse(size=6, data=b"def")
+
+
+@pytest.fixture
+def aggregator(consortium):
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    operator_pb2_grpc.add_OperatorServiceServicer_to_server(FakeOperator(), server)
+    folder = consortium / "aggregator"
+    credentials = grpc.ssl_server_credentials(
+        [((folder / "tls.key").read_bytes(), (folder / "tls.pem").read_bytes())],
+        root_certificates=(folder / "ca.pem").read_bytes(),
+        require_client_auth=True,
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    (folder / "addresses.json").write_text(json.dumps({"operator": f"127.0.0.1:{port}"}))
+    yield consortium / "operator"
+    server.stop(None).wait()
+    (folder / "addresses.json").unlink()
+
+
+def test_init_makes_private_files_and_keeps_the_operator_key_from_the_aggregator(run, tmp_path):
+    status, out, _ = run("--json", "init", tmp_path / "new", "--name", "banks")
+    assert status == 0
+    made = json.loads(out)
+    files = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()} == {0o700}
+    assert not (tmp_path / "new" / "aggregator" / "operator.key").exists()
+    spki = (tmp_path / "new" / "aggregator" / "operator.spki").read_bytes()
+    assert made["operator_fingerprint"] == pki.fingerprint(spki).hex()
+
+
+def test_init_never_overwrites_keys(run, consortium):
+    status, out, error = run("init", consortium)
+    assert (status, out) == (2, "")
+    assert "is not empty" in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_operator_folder_is_named_with_the_mend(run, tmp_path):
+    status, _, error = run("--operator", tmp_path, "site", "list")
+    assert status == 2
+    assert "tidegate init" in error
+
+
+def test_an_aggregator_that_is_down_is_said_so(run, consortium):
+    (consortium / "aggregator" / "addresses.json").write_text('{"operator": "127.0.0.1:1"}')
+    status, _, error = run("--operator", consortium / "operator", "site", "list")
+    (consortium / "aggregator" / "addresses.json").unlink()
+    assert status == 2
+    assert "does not answer" in error
+
+
+def test_sites_are_listed_over_mtls_as_json_and_as_table(run, aggregator):
+    status, out, _ = run("--operator", aggregator, "--json", "site", "list")
+    assert status == 0
+    assert json.loads(out)[0]["site_id"] == "bank-1"
+    assert "bank-1" in run("--operator", aggregator, "site", "list")[1]
+
+
+def test_a_refusal_keeps_its_reason_and_exit_status(run, aggregator):
+    status, _, error = run("--operator", aggregator, "site", "revoke", "bank-9", "--why", "gone")
+    assert status == 3
+    assert error == "tidegate: malformed: no site is called bank-9\n"
+
+
+def test_a_model_appears_only_when_whole(run, aggregator, tmp_path):
+    arguments = ("--operator", aggregator, "model", "export")
+    assert run(*arguments, "cut", "--out", tmp_path / "cut")[0] == 3
+    assert list(tmp_path.iterdir()) == []
+    assert run(*arguments, "whole", "--out", tmp_path / "whole")[0] == 0
+    assert (tmp_path / "whole").read_bytes() == b"abcdef"
+
+
+def test_a_readable_operator_key_is_refused(run, aggregator):
+    key = aggregator / "tls.key"
+    key.chmod(0o644)
+    status, _, error = run("--operator", aggregator, "site", "list")
+    key.chmod(0o600)
+    assert status == 2
+    assert "chmod 600" in error
+
+
+def test_client_toml_with_an_unknown_key_is_refused(tmp_path):
+    (tmp_path / "client.toml").write_text('name = "x"\naddress = "h:1"\nadress = "h:2"\n')
+    with pytest.raises(UsageError, match="adress"):
+        connection.OperatorFolder.load(tmp_path)
+
+
+def test_the_command_line_starts_without_loading_torch():
+    program = (
+        "import sys, aggregator.cli.main; print('torch' in sys.modules, 'flwr' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("policy", Reason.POLICY), ("no-such-reason", Reason.INTERNAL)],
+)
+def test_unknown_reasons_from_the_wire_become_internal(text, reason):
+    class Refusal(grpc.RpcError, grpc.Call):
+        def code(self):
+            return grpc.StatusCode.PERMISSION_DENIED
+
+        def details(self):
+            return "no"
+
+        def trailing_metadata(self):
+            return (("tidegate-reason", text),)
+
+        initial_metadata = is_active = time_remaining = cancel = add_callback = None
+
+    error = connection.explained(Refusal(), "h:1")
+    assert isinstance(error, PeerError)
+    assert error.reason is reason
