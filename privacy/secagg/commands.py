@@ -26,9 +26,7 @@ from privacy.secagg.messages import (
 SiteMessage = DealtShares | SurvivorSignature | UnmaskShares | AbortSignature
 """What a site sends to the aggregator (the masked vector goes by ``MaskAndUpload``)."""
 
-AggregatorMessage = (
-    Roster | ShareDelivery | SurvivorSet | SurvivorQuorum | AbortRequest | Published
-)
+AggregatorMessage = Roster | ShareDelivery | SurvivorSet | SurvivorQuorum | AbortRequest | Published
 """What the aggregator sends to a site."""
 
 
@@ -221,6 +219,14 @@ class Blame:
 
 
 @dataclass(frozen=True)
+class Accusation:
+    """A site aborted because of another's share. Nothing is proven: let neither meet soon again."""
+
+    by: Fingerprint
+    against: Fingerprint
+
+
+@dataclass(frozen=True)
 class AbortAttempt:
     """The attempt is over with nothing revealed; ``AbortRequest`` goes to every live site."""
 
@@ -231,4 +237,4 @@ class AbortAttempt:
 
 ServerLocalEvent = Start | Tick | UploadCompleted | SiteLost | SiteBack
 ServerEvent = SiteMessage | ServerLocalEvent
-ServerCommand = SendTo | FoldUpload | UnmaskSum | Publish | Blame | AbortAttempt
+ServerCommand = SendTo | FoldUpload | UnmaskSum | Publish | Blame | Accusation | AbortAttempt

@@ -1,9 +1,9 @@
 """Key pairs from injected seeds, key agreement, signatures: everything that differs by suite.
 
 Here: both suites of the first version behind one ``Suite`` type, HKDF, fingerprints, and what a
-one-time bundle is derived from. Not here: who holds a seed and for how long (the site's store), and
-the act of signing, which the shell carries out so that hardware keys fit; ``SoftwareSigner`` is what
-a shell uses where the key is a file.
+one-time bundle derives from. Not here: who holds a seed and for how long (the site's store), and
+the act of signing, which the shell carries out so that hardware keys fit; ``SoftwareSigner`` is
+what a shell uses where the key is a file.
 """
 
 import hashlib

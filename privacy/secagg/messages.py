@@ -2,8 +2,8 @@
 
 Bytes from the wire become these in ``tidegate.convert`` and nowhere else; the state machines in
 ``site.py`` and ``server.py`` take and give them. Each ``body()`` is the injective encoding that is
-signed or hashed (docs/protocol.md). Sites are named by their fingerprint, the SHA-256 of the SPKI of
-their pinned signing key; an index is the 1-based rank of the fingerprint in the sorted roster.
+signed or hashed (docs/protocol.md). Sites are named by their fingerprint, the SHA-256 of the SPKI
+of their pinned signing key; an index is the 1-based rank of the fingerprint in the sorted roster.
 """
 
 from dataclasses import dataclass
@@ -89,8 +89,8 @@ class CohortPlan:
     """What ``mh`` binds into every mask key and signature: the encoding, the rules, the models.
 
     ``encoding`` is the canonical bytes of ``privacy.pipeline.EncodingPlan`` (vector spec, map and
-    seed, scale, clipping norms, noise, sampling rate, bit width B). ``chain_head`` is the hash chain
-    over the broadcast bytes of all model versions up to the newest base.
+    seed, scale, clipping norms, noise, sampling rate, bit width B). ``chain_head`` is the hash
+    chain over the broadcast bytes of all model versions up to the newest base.
     """
 
     encoding: bytes
@@ -130,7 +130,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class ShareCommitments:
-    """What a site commits to in step 1: its self-mask seed, and each share it deals, by recipient."""
+    """What a site commits to in step 1: its self-mask seed, and each dealt share by recipient."""
 
     self_seed: bytes
     self_shares: tuple[bytes, ...]
@@ -172,7 +172,7 @@ class ShareDelivery:
 
 @dataclass(frozen=True)
 class SurvivorSet:
-    """Step 3, aggregator to site: who dealt shares (U2) and whose update is whole (U3), by index."""
+    """Step 3, aggregator to site: who dealt (U2) and whose update is whole (U3), by index."""
 
     ctx: bytes
     dealt: tuple[int, ...]
@@ -224,11 +224,16 @@ class AbortRequest:
 
 @dataclass(frozen=True)
 class AbortSignature:
-    """Site to aggregator: the signature on ("abort", ctx, rh): this site will sign no U3 of it."""
+    """Site to aggregator: the signature on ("abort", ctx, rh): this site will sign no U3 of it.
+
+    ``accused`` is not signed and proves nothing: the member whose dealt share did not check here,
+    so that the operator can look at both; empty otherwise.
+    """
 
     ctx: bytes
     sender: Fingerprint
     signature: bytes
+    accused: Fingerprint = b""
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,14 @@ Thresholds follow from n and c alone (design SA-1, Values); everything else come
 manifest or the site's own policy, never from the aggregator. Every refusal names its clause.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import graph
+from privacy.secagg.encoding import Label, hash_of
 from privacy.secagg.keys import Suite
-from privacy.secagg.messages import (
-    AttemptContext,
-    CohortPlan,
-    Fingerprint,
-    Roster,
-    SignedBundle,
-)
-from privacy.secagg.statements import bundle_statement
+from privacy.secagg.messages import AttemptContext, Fingerprint
 
 LEAST_HONEST = 2
 """A sum over fewer honest sites than this hides nobody; no policy may go below it."""
@@ -126,6 +120,7 @@ class ExpectedPlan:
         newest_version: The newest version on the site's chain.
         staleness_cap: How many versions a base may lie behind the newest.
         noised: The update carries DP noise, so bases may be mixed.
+        encoding_core: Canonical bytes of the encoding with B left out: what a retry may not change.
     """
 
     encoding: bytes
@@ -136,6 +131,7 @@ class ExpectedPlan:
     newest_version: int
     staleness_cap: int = 0
     noised: bool = True
+    encoding_core: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -152,6 +148,8 @@ class SiteConfig:
         plan: See ``ExpectedPlan``.
         last_accepted: (round, attempt) of the last roster accepted for this job, durable; the new
             pair must be greater.
+        last_sent: (round, attempt) of the last attempt in which this same update was charged or
+            sent, durable; None if none. A retry permit must be for exactly that attempt.
         step_timeout_s: Seconds without progress after which the site gives up.
     """
 
@@ -162,4 +160,48 @@ class SiteConfig:
     policy: CohortPolicy
     plan: ExpectedPlan
     last_accepted: tuple[int, int] = (-1, -1)
+    last_sent: tuple[int, int] | None = None
     step_timeout_s: float = 600.0
+
+    def update_digest(self) -> bytes:
+        """Name what a retry must keep: job, round, encoding but for B, model, own base: 32 bytes.
+
+        Only attempt, roster, site list and B may differ (design, Retry rule).
+        """
+        context, plan = self.context, self.plan
+        return hash_of(
+            Label.RETRY,
+            context.suite,
+            context.consortium_id,
+            context.manifest_hash,
+            context.job_id,
+            context.roster_epoch,
+            context.round,
+            plan.encoding_core,
+            plan.length,
+            plan.chain_head,
+            plan.own_version,
+            self.policy.colluders,
+            self.policy.min_survivors,
+        )
+
+
+def check_survivors(
+    survivors: Collection[Fingerprint], limits: Thresholds, policy: CohortPolicy
+) -> None:
+    """Check a survivor set's size and its distance from the previous one (step 3).
+
+    Raises:
+        PeerError: BELOW_THRESHOLD, fewer than max(T, N_min); POLICY, fewer than the site's own
+            min_cohort, or in mode ``none`` one or two sites away from the previous survivor set.
+    """
+    if len(survivors) < max(limits.quorum, policy.min_survivors):
+        raise PeerError(Reason.BELOW_THRESHOLD, f"|U3| = {len(survivors)} is below max(T, N_min)")
+    if len(survivors) < policy.own_floor:
+        raise PeerError(Reason.POLICY, f"|U3| = {len(survivors)} is below this site's min_cohort")
+    previous = policy.previous_survivors
+    if previous is not None and 0 < len(previous.symmetric_difference(survivors)) <= 2:
+        raise PeerError(
+            Reason.POLICY,
+            "U3 differs from the last one by one or two sites; mode none refuses that",
+        )

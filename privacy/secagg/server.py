@@ -1,16 +1,58 @@
-"""One attempt of SA-1 at the aggregator: a state machine without I/O."""
+"""One attempt of SA-1 at the aggregator: a state machine without I/O.
 
+    Start ─ Roster ─ DealtShares ─ ShareDelivery ─ UploadCompleted (fold) ─ SurvivorSet
+          ─ SurvivorSignature ─ SurvivorQuorum ─ UnmaskShares ─ UnmaskSum, Publish
+
+Each step ends when every live member has answered, or at its deadline with those who have; below
+max(t, T, N_min) the attempt aborts with nothing revealed. The honest aggregator gains nothing from
+its own checks but to name a culprit: the sites do not trust it (``site.py``).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
-from privacy.secagg.commands import ServerCommand, ServerEvent
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg import server_steps, statements
+from privacy.secagg.cohort import Cohort, check_distinct_keys, check_plan_for_cohort
+from privacy.secagg.commands import (
+    AbortAttempt,
+    Accusation,
+    AggregatorMessage,
+    Blame,
+    FoldUpload,
+    Publish,
+    SendTo,
+    ServerCommand,
+    ServerEvent,
+    SiteBack,
+    SiteLost,
+    SiteMessage,
+    Start,
+    Tick,
+    UnmaskSum,
+    UploadCompleted,
+)
 from privacy.secagg.keys import Suite
 from privacy.secagg.messages import (
+    AbortRequest,
+    AbortSignature,
     AttemptContext,
     CohortPlan,
+    DealtShares,
     Fingerprint,
+    Published,
+    RetryProof,
     RetryVote,
+    Roster,
+    ShareDelivery,
     SignedBundle,
+    SurvivorQuorum,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskShares,
 )
+from privacy.secagg.site_steps import DealerError
 
 
 @dataclass(frozen=True)
@@ -30,9 +72,10 @@ class ServerConfig:
     Attributes:
         suite: The manifest's suite.
         context: Names of the attempt; its number is durable before use.
-        bundles: The cohort U1, already verified (``rules.check_bundle``), sorted by fingerprint.
+        bundles: The cohort U1, each verified when it entered the stock (``cohort.check_bundle``),
+            sorted by fingerprint.
         plan: The frozen plan; bases sorted by fingerprint, one for each bundle.
-        pinned: SPKI (DER) by site.
+        pinned: SPKI (DER) of signing keys, by site.
         timeouts: See ``StepTimeouts``.
     """
 
@@ -40,39 +83,386 @@ class ServerConfig:
     context: AttemptContext
     bundles: tuple[SignedBundle, ...]
     plan: CohortPlan
-    pinned: dict[Fingerprint, bytes]
+    pinned: Mapping[Fingerprint, bytes]
     timeouts: StepTimeouts = StepTimeouts()
+
+
+class Phase(IntEnum):
+    """Where the attempt stands: the first four go by the step that is awaited."""
+
+    IDLE = 0
+    SHARE_KEYS = 1
+    MASKED_UPDATE = 2
+    CONSISTENCY = 3
+    UNMASK = 4
+    DONE = 5
+    ABORTED = 6
 
 
 class ServerAttempt:
     """Take a cohort from its roster to an unmasked sum, or to an abort that reveals nothing.
 
     Deterministic: replaying the journal of events gives the same commands. Begins with ``Start``.
-    Each step ends when every live member has answered, or at its deadline.
+    The shell has checked that each message's ``sender`` is the site of the connection it came by.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         """Check the cohort.
 
         Raises:
-            UsageError: The cohort, the plan or the bundles break a rule that the sites would refuse.
+            UsageError: Cohort, plan or bundles break a rule that the sites would refuse.
         """
-        raise NotImplementedError
+        roster = Roster(config.context, config.bundles, config.plan)
+        try:
+            self.cohort = Cohort.of(roster)
+            check_plan_for_cohort(config.plan, self.cohort.members)
+            check_distinct_keys(config.suite, config.bundles)
+        except PeerError as error:
+            raise UsageError(f"this cohort cannot be cut: {error.args[0]}") from error
+        self.phase = Phase.IDLE
+        self._config = config
+        self._alive = set(self.cohort.indices)
+        self._out: set[int] = set()
+        self._culprits: list[Fingerprint] = []
+        self._dealt: dict[int, DealtShares] = {}
+        self._hashes: dict[int, tuple[bytes, ...]] = {}
+        self._uploads: dict[int, bytes] = {}
+        self._survivors: tuple[int, ...] = ()
+        self._votes: dict[int, bytes] = {}
+        self._aborts: dict[int, bytes] = {}
+        self._answers: dict[int, UnmaskShares] = {}
+        self._latest: dict[int, AggregatorMessage] = {}
+        self._deadline_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the sum is out or the attempt aborted."""
+        return self.phase >= Phase.DONE
+
+    @property
+    def survivors(self) -> tuple[Fingerprint, ...]:
+        """U3 once it is fixed, by fingerprint; else empty."""
+        return self._sites(self._survivors)
+
+    @property
+    def votes(self) -> tuple[RetryVote, ...]:
+        """What was signed for the retry rule so far: one vote a member, an abort before a U3."""
+        dealt, survivors = tuple(self._dealt), self._survivors
+        members = self.cohort.members
+        aborts = [RetryVote(members[i - 1], signed) for i, signed in self._aborts.items()]
+        signed_sets = [
+            RetryVote(members[i - 1], signed, dealt, survivors)
+            for i, signed in self._votes.items()
+            if i not in self._aborts
+        ]
+        return (*aborts, *signed_sets)
+
+    def proof_for(self, site: Fingerprint) -> RetryProof | None:
+        """Return a proof that this attempt cannot release the site's update; None without A votes.
+
+        Raises:
+            PeerError: UNAUTHENTICATED, the site is no member.
+        """
+        index = self.cohort.index_of(site)
+        votes = tuple(vote for vote in self.votes if index not in vote.survivors)
+        enough = len(votes) >= self.cohort.limits.retry
+        return RetryProof(self.cohort.ctx, votes) if enough else None
+
+    def next_deadline_s(self) -> float | None:
+        """Return when to send ``Tick`` if nothing comes, Unix seconds; None if never."""
+        return self._deadline_s
 
     def handle(self, event: ServerEvent, now_s: float) -> list[ServerCommand]:
         """Take one event at a time (Unix seconds) and give the commands it leads to, in order.
 
         Raises:
-            PeerError: The frame is dropped and nothing changes (wrong context, unknown sender, a
-                step that is over, a second and different answer).
+            PeerError: The frame is dropped and nothing changes: WRONG_CONTEXT, UNAUTHENTICATED (no
+                member), STOPPED (a site that is out, or the attempt is over), REPLAY (not due).
         """
-        raise NotImplementedError
+        match event:
+            case Start():
+                return self._start(now_s)
+            case Tick():
+                late = self._deadline_s is not None and now_s >= self._deadline_s
+                return self._advance(now_s, late=True) if late else []
+            case SiteLost():
+                self._alive.discard(self.cohort.index_of(event.sender))
+                return self._advance(now_s)
+            case SiteBack():
+                return self._on_back(self.cohort.index_of(event.sender))
+            case UploadCompleted():
+                return self._on_upload(self.cohort.index_of(event.sender), event, now_s)
+            case _:
+                return self._on_message(event, now_s)
 
-    def next_deadline_s(self) -> float | None:
-        """Return when to send ``Tick`` if nothing comes, Unix seconds; None if never."""
-        raise NotImplementedError
+    # --- what sites send -------------------------------------------------------------------------
 
-    @property
-    def votes(self) -> tuple[RetryVote, ...]:
-        """What was signed for the retry rule so far: aborts, and survivor sets with their sets."""
-        raise NotImplementedError
+    def _on_message(self, message: SiteMessage, now_s: float) -> list[ServerCommand]:
+        self.cohort.check_ctx(message.ctx)
+        index = self.cohort.index_of(message.sender)
+        take = _TAKERS[type(message)]
+        if not isinstance(message, AbortSignature):
+            if index in self._out:
+                raise PeerError(Reason.STOPPED, f"{self.cohort.name(index)} is out of the attempt")
+            if self.phase is Phase.DONE and isinstance(message, UnmaskShares):
+                return []  # Honest, and slower than the first t.
+        try:
+            commands = take(self, index, message)
+        except _NotDue as error:
+            raise PeerError(error.reason, str(error.args[0])) from error
+        except PeerError as error:
+            commands = self._blame(index, error)
+        return commands + self._advance(now_s)
+
+    def _take_dealt(self, index: int, message: DealtShares) -> list[ServerCommand]:
+        if index in self._dealt or self.phase > Phase.SHARE_KEYS:
+            _check_same(self._dealt.get(index), message)
+            return []
+        self._check_due(Phase.SHARE_KEYS, self._alive, index)
+        self._hashes[index] = server_steps.check_dealt(
+            self.cohort, self._config.suite, self._config.pinned, message
+        )
+        self._dealt[index] = message
+        return []
+
+    def _on_upload(self, index: int, event: UploadCompleted, now_s: float) -> list[ServerCommand]:
+        if index in self._uploads:
+            if event.digest == self._uploads[index]:
+                return []
+            error = PeerError(Reason.EQUIVOCATION, "a second, different upload of one attempt")
+            return [*self._blame(index, error), *self._advance(now_s)]
+        if index in self._out:
+            raise PeerError(Reason.STOPPED, f"{self.cohort.name(index)} is out of the attempt")
+        if self.phase is not Phase.MASKED_UPDATE or index not in self._dealt:
+            raise PeerError(Reason.REPLAY, "an upload came too late, or from no member of U2")
+        self._uploads[index] = event.digest
+        sender = self.cohort.members[index - 1]
+        return [FoldUpload(sender), *self._advance(now_s)]
+
+    def _take_vote(self, index: int, message: SurvivorSignature) -> list[ServerCommand]:
+        if index in self._votes:
+            _check_same(self._votes[index], message.signature)
+            return []
+        if self.phase is not Phase.ABORTED:
+            self._check_due(Phase.CONSISTENCY, self._survivors, index)
+        if index not in self._survivors:
+            raise _NotDue(Reason.STOPPED, "the attempt proposed no U3 to this site")
+        self._verify(index, message.signature, self._survivor_statement())
+        self._votes[index] = message.signature
+        return []
+
+    def _take_answer(self, index: int, message: UnmaskShares) -> list[ServerCommand]:
+        if index in self._answers:
+            _check_same(self._answers[index], message)
+            return []
+        self._check_due(Phase.UNMASK, self._votes, index)
+        server_steps.check_answer(self.cohort, self._dealt, self._survivors, message)
+        self._answers[index] = message
+        return []
+
+    def _take_abort(self, index: int, message: AbortSignature) -> list[ServerCommand]:
+        if index in self._aborts:
+            return []
+        statement = statements.abort_statement(self.cohort.ctx, self.cohort.rh)
+        self._verify(index, message.signature, statement)
+        self._aborts[index] = message.signature
+        self._out.add(index)
+        self._alive.discard(index)
+        if message.accused not in self.cohort.members:
+            return []
+        return [Accusation(message.sender, message.accused)]
+
+    def _verify(self, index: int, signature: bytes, statement: bytes) -> None:
+        spki = self._config.pinned[self.cohort.members[index - 1]]
+        self._config.suite.verify(spki, signature, statement)
+
+    def _check_due(self, phase: Phase, allowed: Collection[int], index: int) -> None:
+        if self.is_over:
+            raise _NotDue(Reason.STOPPED, "the attempt is over")
+        if self.phase is not phase or index not in allowed:
+            raise _NotDue(Reason.REPLAY, f"{self.cohort.name(index)}: this message is not due")
+
+    def _blame(self, index: int, error: PeerError) -> list[ServerCommand]:
+        site = self.cohort.members[index - 1]
+        self._out.add(index)
+        self._alive.discard(index)
+        self._culprits.append(site)
+        return [Blame(site, error.reason, str(error.args[0]))]
+
+    def _on_back(self, index: int) -> list[ServerCommand]:
+        if index in self._latest:
+            if index not in self._out and not self.is_over:
+                self._alive.add(index)
+            return [SendTo(self.cohort.members[index - 1], self._latest[index])]
+        return []
+
+    # --- the steps -------------------------------------------------------------------------------
+
+    def _start(self, now_s: float) -> list[ServerCommand]:
+        if self.phase is not Phase.IDLE:
+            raise UsageError("an attempt is started once")
+        roster = self.cohort.roster
+        commands = self._enter(Phase.SHARE_KEYS, self.cohort.indices, lambda _: roster, now_s)
+        return commands + self._advance(now_s)
+
+    def _advance(self, now_s: float, *, late: bool = False) -> list[ServerCommand]:
+        """Close the step that is awaited when nobody else can answer, or its time is up."""
+        if self.phase is Phase.IDLE or self.is_over:
+            return []
+        asked, answered, least, close = self._awaited()
+        answered_now = frozenset(answered)
+        possible = answered_now | (self._alive & frozenset(asked))
+        if len(possible) < least:
+            return self._abort(
+                Reason.BELOW_THRESHOLD,
+                f"step {int(self.phase)}: {len(possible)} sites are left, {least} are needed",
+            )
+        enough = self.phase is Phase.UNMASK and len(answered_now) >= least
+        if not (enough or late or possible == answered_now):
+            return []
+        if len(answered_now) < least:
+            return self._abort(
+                Reason.TIMEOUT,
+                f"step {int(self.phase)}: {len(answered_now)} sites answered in time, "
+                f"{least} are needed",
+            )
+        return close(now_s)
+
+    def _awaited(
+        self,
+    ) -> tuple[Iterable[int], Iterable[int], int, Callable[[float], list[ServerCommand]]]:
+        """Return for this phase: who was asked, who answered, how many must, what comes then."""
+        limits = self.cohort.limits
+        match self.phase:
+            case Phase.SHARE_KEYS:
+                # One who dealt and is gone is left out of U2: nobody holds its shares yet.
+                present = [i for i in self._dealt if i in self._alive]
+                return self.cohort.indices, present, limits.floor, self._close_share_keys
+            case Phase.MASKED_UPDATE:
+                return self._dealt, self._uploads, limits.floor, self._close_masked_update
+            case Phase.CONSISTENCY:
+                return self._survivors, self._votes, limits.quorum, self._close_consistency
+            case _:
+                return self._votes, self._answers, limits.shares, self._close_unmask
+
+    def _close_share_keys(self, now_s: float) -> list[ServerCommand]:
+        self._dealt = {i: self._dealt[i] for i in sorted(self._dealt) if i in self._alive}
+        ctx = self.cohort.ctx
+        excluded = self._exclude("too late for U2", self._dealt)
+        return excluded + self._enter(
+            Phase.MASKED_UPDATE,
+            self._dealt,
+            lambda i: ShareDelivery(ctx, server_steps.deliver(self._dealt, self._hashes, i)),
+            now_s,
+        )
+
+    def _close_masked_update(self, now_s: float) -> list[ServerCommand]:
+        self._survivors = tuple(sorted(self._uploads))
+        message = SurvivorSet(self.cohort.ctx, tuple(self._dealt), self._survivors)
+        excluded = self._exclude("too late for U3", self._survivors)
+        return excluded + self._enter(Phase.CONSISTENCY, self._survivors, lambda _: message, now_s)
+
+    def _close_consistency(self, now_s: float) -> list[ServerCommand]:
+        ctx, members = self.cohort.ctx, self.cohort.members
+        signers = sorted(self._votes)
+        quorum = SurvivorQuorum(
+            ctx,
+            tuple(
+                SurvivorSignature(ctx, members[i - 1], self._votes[i])
+                for i in signers[: self.cohort.limits.quorum]
+            ),
+        )
+        return self._enter(Phase.UNMASK, signers, lambda _: quorum, now_s)
+
+    def _close_unmask(self, _: float) -> list[ServerCommand]:
+        cohort = self.cohort
+        try:
+            terms = server_steps.unmask_terms(
+                cohort, self._config.suite, self._dealt, self._survivors, self._answers
+            )
+        except DealerError as error:
+            commands = self._blame(cohort.index_of(error.dealer), error)
+            return commands + self._abort(error.reason, str(error.args[0]))
+        transcript = statements.transcript_hash(
+            cohort.ctx, cohort.rh, cohort.mh, self._dealt, self._survivors
+        )
+        self.phase = Phase.DONE
+        self._deadline_s = None
+        published = Published(cohort.ctx, transcript)
+        return [
+            UnmaskSum(terms),
+            Publish(transcript, self.survivors),
+            *self._post(self._votes, lambda _: published),
+        ]
+
+    def _enter(
+        self,
+        phase: Phase,
+        recipients: Iterable[int],
+        message: Callable[[int], AggregatorMessage],
+        now_s: float,
+    ) -> list[ServerCommand]:
+        timeouts = self._config.timeouts
+        seconds = {
+            Phase.SHARE_KEYS: timeouts.share_keys_s,
+            Phase.MASKED_UPDATE: timeouts.masked_update_s,
+            Phase.CONSISTENCY: timeouts.consistency_s,
+            Phase.UNMASK: timeouts.unmask_s,
+        }
+        self.phase = phase
+        self._deadline_s = now_s + seconds[phase]
+        return self._post(recipients, message)
+
+    def _post(
+        self, recipients: Iterable[int], message: Callable[[int], AggregatorMessage]
+    ) -> list[ServerCommand]:
+        """Send to the live ones; a lost one gets its latest message when it is back."""
+        commands: list[ServerCommand] = []
+        for index in recipients:
+            self._latest[index] = message(index)
+            if index in self._alive:
+                commands.append(SendTo(self.cohort.members[index - 1], self._latest[index]))
+        return commands
+
+    def _exclude(self, reason: str, kept: Collection[int]) -> list[ServerCommand]:
+        """Tell every member that the attempt goes on without it; its abort counts as a vote."""
+        left = [i for i in self._latest if i not in kept and i not in self._out]
+        request = AbortRequest(self.cohort.ctx, reason)
+        commands = self._post(left, lambda _: request)
+        self._out.update(left)
+        self._alive.difference_update(left)
+        return commands
+
+    def _abort(self, reason: Reason, message: str) -> list[ServerCommand]:
+        self.phase = Phase.ABORTED
+        self._deadline_s = None
+        request = AbortRequest(self.cohort.ctx, message)
+        members = [i for i in self._latest if i not in self._aborts]
+        return [
+            AbortAttempt(reason, message, tuple(self._culprits)),
+            *self._post(members, lambda _: request),
+        ]
+
+    def _survivor_statement(self) -> bytes:
+        cohort = self.cohort
+        return statements.survivor_statement(cohort.rh, cohort.mh, self._dealt, self._survivors)
+
+    def _sites(self, indices: Iterable[int]) -> tuple[Fingerprint, ...]:
+        return tuple(self.cohort.members[i - 1] for i in indices)
+
+
+class _NotDue(PeerError):
+    """A frame to drop without blaming its sender."""
+
+
+def _check_same(before: object, again: object) -> None:
+    if before is not None and before != again:
+        raise PeerError(Reason.EQUIVOCATION, "a second, different answer to one step")
+
+
+_TAKERS: dict[type[SiteMessage], Callable[..., list[ServerCommand]]] = {
+    DealtShares: ServerAttempt._take_dealt,
+    SurvivorSignature: ServerAttempt._take_vote,
+    UnmaskShares: ServerAttempt._take_answer,
+    AbortSignature: ServerAttempt._take_abort,
+}

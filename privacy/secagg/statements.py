@@ -107,6 +107,4 @@ def transcript_hash(
     ctx: bytes, rh: bytes, mh: bytes, dealt: Iterable[int], survivors: Iterable[int]
 ) -> bytes:
     """Return what the aggregator publishes beside the sum: 32 bytes."""
-    return hash_of(
-        Label.TRANSCRIPT, ctx, rh, mh, index_set_hash(dealt), index_set_hash(survivors)
-    )
+    return hash_of(Label.TRANSCRIPT, ctx, rh, mh, index_set_hash(dealt), index_set_hash(survivors))

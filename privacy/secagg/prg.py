@@ -1,0 +1,82 @@
+"""Expand a mask key into a vector of Z_(2^B): AES-256-CTR, little-endian uint32, low B bits.
+
+The counter starts at 0 and a key is used for one vector only. Sums in uint32 are exact modulo 2^32,
+hence modulo 2^B: the reduction to B bits is done once, at the end (``masking``).
+Shapes: d = integers of one vector, s = of one chunk.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from privacy.errors import UsageError
+
+Words = npt.NDArray[np.uint32]
+
+KEY_BYTES = 32
+WORDS_PER_BLOCK = 4
+"""One AES block is four words: a chunk may start at any multiple of it (16 bytes)."""
+
+_CHUNK_WORDS = 1 << 15
+"""128 KiB: keystream, zeros and a slice of the sum stay in the second-level cache together."""
+
+_ZEROS = bytes(4 * _CHUNK_WORDS)
+_LITTLE = np.dtype("<u4")
+
+
+def ring_mask(ring_bits: int) -> np.uint32:
+    """Return 2^B - 1 for B of 8..32.
+
+    Raises:
+        UsageError: B is out of range.
+    """
+    if not 8 <= ring_bits <= 32:
+        raise UsageError(f"ring_bits is {ring_bits}, it must be 8..32")
+    return np.uint32((1 << ring_bits) - 1)
+
+
+def add_keystream(acc_d: Words, key: bytes, sign: int, offset: int = 0) -> None:
+    """Add (sign +1) or subtract (sign -1) a keystream in place, modulo 2^32.
+
+    Args:
+        acc_d: A chunk of the vector, contiguous uint32.
+        key: 32 bytes.
+        sign: +1 or -1.
+        offset: Coordinate at which the chunk starts, a multiple of 4.
+
+    Raises:
+        UsageError: An argument is not as above.
+    """
+    if acc_d.dtype != np.uint32 or acc_d.ndim != 1 or not acc_d.flags.c_contiguous:
+        raise UsageError("add_keystream takes a contiguous vector of uint32")
+    if sign not in (1, -1):
+        raise UsageError(f"a mask's sign is +1 or -1, not {sign}")
+    stream = _open_stream(key, offset)
+    size = min(_CHUNK_WORDS, acc_d.size)
+    buffer = bytearray(4 * size + 15)  # update_into asks for room for one more block
+    stream_s = np.frombuffer(buffer, dtype=_LITTLE, count=size)
+    operation = np.add if sign == 1 else np.subtract
+    zeros = memoryview(_ZEROS)
+    for start in range(0, acc_d.size, _CHUNK_WORDS):
+        chunk_s = acc_d[start : start + _CHUNK_WORDS]
+        stream.update_into(zeros[: 4 * chunk_s.size], buffer)
+        operation(chunk_s, stream_s[: chunk_s.size], out=chunk_s)
+
+
+def keystream(key: bytes, length: int, ring_bits: int) -> Words:
+    """Return the first ``length`` mask values of a key, each in [0, 2^B), shape (length,)."""
+    acc_d = np.zeros(length, dtype=np.uint32)
+    add_keystream(acc_d, key, 1)
+    acc_d &= ring_mask(ring_bits)
+    return acc_d
+
+
+def _open_stream(key: bytes, offset: int) -> CipherContext:
+    if len(key) != KEY_BYTES:
+        raise UsageError(f"a mask key has {len(key)} bytes, it must have {KEY_BYTES}")
+    if offset < 0 or offset % WORDS_PER_BLOCK:
+        raise UsageError(f"a chunk starts at coordinate {offset}, not at a multiple of 4")
+    counter = (offset // WORDS_PER_BLOCK).to_bytes(16, "big")
+    return Cipher(AES256(key), CTR(counter)).encryptor()

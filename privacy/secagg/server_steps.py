@@ -1,0 +1,180 @@
+"""The arithmetic of the aggregator's steps: check what sites send, deliver, reconstruct.
+
+No state and no order of steps here (``server.py``).
+"""
+
+from collections.abc import Mapping
+
+from privacy.errors import PeerError, Reason
+from privacy.secagg import shamir, statements
+from privacy.secagg.cohort import Cohort
+from privacy.secagg.encoding import Label
+from privacy.secagg.keys import Suite
+from privacy.secagg.messages import (
+    DealtShares,
+    DeliveredShare,
+    Fingerprint,
+    MaskTerm,
+    RevealedShare,
+    UnmaskShares,
+)
+from privacy.secagg.site_steps import (
+    CIPHERTEXT_BYTES,
+    DealerError,
+    pair_mask_key,
+    self_mask_key,
+)
+
+_HASH_BYTES = 32
+
+
+def check_dealt(
+    cohort: Cohort, suite: Suite, pinned: Mapping[Fingerprint, bytes], dealt: DealtShares
+) -> tuple[bytes, ...]:
+    """Check what a site dealt as far as the aggregator can: shape and signature.
+
+    Returns:
+        The hash of each ciphertext, by recipient's index.
+
+    Raises:
+        PeerError: MALFORMED, a count or a size; BAD_SIGNATURE.
+    """
+    index = cohort.index_of(dealt.sender)
+    commitments = dealt.commitments
+    counts = {len(dealt.ciphertexts), len(commitments.self_shares), len(commitments.mask_shares)}
+    if counts != {cohort.n}:
+        raise PeerError(Reason.MALFORMED, f"{cohort.name(index)} dealt not n shares")
+    for recipient, ciphertext in enumerate(dealt.ciphertexts, start=1):
+        if len(ciphertext) != (0 if recipient == index else CIPHERTEXT_BYTES):
+            raise PeerError(Reason.MALFORMED, f"{cohort.name(index)}: a ciphertext is mis-sized")
+    hashes_of_shares = (*commitments.self_shares, *commitments.mask_shares)
+    if any(len(value) != _HASH_BYTES for value in (commitments.self_seed, *hashes_of_shares)):
+        raise PeerError(Reason.MALFORMED, f"{cohort.name(index)}: a commitment is mis-sized")
+    hashes = tuple(map(statements.ciphertext_hash, dealt.ciphertexts))
+    statement = statements.share_statement(
+        cohort.rh, statements.ciphertexts_hash(hashes), commitments
+    )
+    suite.verify(pinned[dealt.sender], dealt.signature, statement)
+    return hashes
+
+
+def deliver(
+    dealt: Mapping[int, DealtShares], hashes: Mapping[int, tuple[bytes, ...]], recipient: int
+) -> tuple[DeliveredShare, ...]:
+    """Cut what every other member of U2 dealt down to one recipient."""
+    return tuple(
+        DeliveredShare(
+            sender=one.sender,
+            ciphertext=one.ciphertexts[recipient - 1],
+            ciphertext_hashes=hashes[index],
+            commitments=one.commitments,
+            signature=one.signature,
+        )
+        for index, one in dealt.items()
+        if index != recipient
+    )
+
+
+def check_answer(
+    cohort: Cohort,
+    dealt: Mapping[int, DealtShares],
+    survivors: tuple[int, ...],
+    answer: UnmaskShares,
+) -> None:
+    """Check a holder's shares against the commitments of those who dealt them.
+
+    Args:
+        cohort: The attempt's cohort.
+        dealt: U2, by index, ascending.
+        survivors: U3, ascending.
+        answer: From a member of U3.
+
+    Raises:
+        PeerError: MALFORMED, not exactly the shares asked for; BAD_SHARE, one misses its
+            commitment: the holder, not the dealer, is at fault, for it accepted that share.
+    """
+    holder = cohort.index_of(answer.sender)
+    dropped = tuple(j for j in dealt if j not in survivors)
+    if (_owners(answer.self_shares), _owners(answer.mask_shares)) != (survivors, dropped):
+        raise PeerError(Reason.MALFORMED, f"{cohort.name(holder)} reveals other shares than asked")
+    for label, shares in (
+        (Label.SELF_SHARE_COMMITMENT, answer.self_shares),
+        (Label.MASK_SHARE_COMMITMENT, answer.mask_shares),
+    ):
+        for share in shares:
+            commitments = dealt[share.owner].commitments
+            committed = (
+                commitments.self_shares
+                if label is Label.SELF_SHARE_COMMITMENT
+                else commitments.mask_shares
+            )
+            expected = committed[holder - 1]
+            owner, value = share.owner, share.value
+            if statements.share_commitment(label, cohort.rh, owner, holder, value) != expected:
+                raise PeerError(
+                    Reason.BAD_SHARE,
+                    f"{cohort.name(holder)} reveals a share of {cohort.name(owner)} "
+                    "that misses its commitment",
+                )
+
+
+def unmask_terms(
+    cohort: Cohort,
+    suite: Suite,
+    dealt: Mapping[int, DealtShares],
+    survivors: tuple[int, ...],
+    answers: Mapping[int, UnmaskShares],
+) -> tuple[MaskTerm, ...]:
+    """Reconstruct every secret and return the terms that take the masks off the sum of U3.
+
+    Args:
+        cohort: The attempt's cohort.
+        suite: Its suite.
+        dealt: U2, by index, ascending.
+        survivors: U3, ascending.
+        answers: At least t checked answers, by holder's index.
+
+    Raises:
+        DealerError: BAD_SHARE, shares that all match their commitments combine to another secret
+            than committed (b), or to another key than in the bundle (m): the dealer is named.
+    """
+    terms: list[MaskTerm] = []
+    for j in dealt:
+        if j in survivors:
+            shares = {h: _share(answer.self_shares, j) for h, answer in answers.items()}
+            self_seed = _combine(cohort, j, shares)
+            commitment = statements.self_seed_commitment(cohort.rh, j, self_seed)
+            if commitment != dealt[j].commitments.self_seed:
+                raise _dealt_wrongly(cohort, j)
+            terms.append(MaskTerm(self_mask_key(cohort, self_seed), -1))
+        else:
+            shares = {h: _share(answer.mask_shares, j) for h, answer in answers.items()}
+            m_key = suite.private_key(_combine(cohort, j, shares), Label.MASK_SCALAR)
+            if suite.public_key(m_key) != cohort.m_pk(j):
+                raise _dealt_wrongly(cohort, j)
+            # Survivor i added +PRG for i < j, else -PRG: the opposite takes it off.
+            terms += [
+                MaskTerm(pair_mask_key(suite, cohort, m_key, i), -1 if i < j else 1)
+                for i in survivors
+            ]
+    return tuple(terms)
+
+
+def _combine(cohort: Cohort, owner: int, shares: Mapping[int, bytes]) -> bytes:
+    try:
+        return shamir.combine(shares, cohort.limits.shares)
+    except PeerError as error:
+        raise _dealt_wrongly(cohort, owner) from error
+
+
+def _dealt_wrongly(cohort: Cohort, owner: int) -> DealerError:
+    message = f"{cohort.name(owner)} dealt shares that do not make the secret it committed to"
+    return DealerError(Reason.BAD_SHARE, message, cohort.members[owner - 1])
+
+
+def _owners(shares: tuple[RevealedShare, ...]) -> tuple[int, ...]:
+    return tuple(share.owner for share in shares)
+
+
+def _share(shares: tuple[RevealedShare, ...], owner: int) -> bytes:
+    return next(share.value for share in shares if share.owner == owner)

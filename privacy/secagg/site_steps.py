@@ -1,0 +1,265 @@
+"""The arithmetic of a site's steps: deal, open, mask, unmask. No state and no order of steps here.
+
+Whether a step may be done at all, and only once, is the business of ``site.py``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from privacy.errors import PeerError, Reason
+from privacy.secagg import graph, shamir, statements
+from privacy.secagg.cohort import Cohort
+from privacy.secagg.encoding import Label
+from privacy.secagg.keys import AgreementKey, BundleSecrets, Suite, hkdf
+from privacy.secagg.messages import (
+    DeliveredShare,
+    Fingerprint,
+    MaskTerm,
+    RevealedShare,
+    ShareCommitments,
+    ShareDelivery,
+    UnmaskShares,
+)
+
+CIPHERTEXT_BYTES = 2 * shamir.SHARE_BYTES + 16
+"""Two shares and the GCM tag."""
+
+
+class DealerError(PeerError):
+    """A member of the cohort dealt something that does not check; ``dealer`` is its fingerprint."""
+
+    def __init__(self, reason: Reason, message: str, dealer: Fingerprint) -> None:
+        super().__init__(reason, message)
+        self.dealer = dealer
+
+
+@dataclass(frozen=True)
+class SiteSecrets:
+    """The secrets of one attempt, each 32 bytes from a CSPRNG, never used for another.
+
+    Attributes:
+        bundle: What the one-time bundle was made from.
+        self_mask_seed: b.
+        coefficient_seed: Shamir's coefficients derive from it.
+    """
+
+    bundle: BundleSecrets = field(repr=False)
+    self_mask_seed: bytes = field(repr=False)
+    coefficient_seed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SharePair:
+    """Both shares that one holder got from one owner."""
+
+    self_share: bytes = field(repr=False)
+    mask_share: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """What a site deals in step 1, and the pair of shares it keeps."""
+
+    ciphertexts: tuple[bytes, ...]
+    commitments: ShareCommitments
+    kept: SharePair
+
+    def hashes(self) -> tuple[bytes, ...]:
+        """Return the hash of each ciphertext, by recipient's index."""
+        return tuple(map(statements.ciphertext_hash, self.ciphertexts))
+
+
+class SiteCrypto:
+    """The keys of one site in one attempt; every step is a function of them and of its input."""
+
+    def __init__(self, suite: Suite, cohort: Cohort, me: Fingerprint, secrets: SiteSecrets) -> None:
+        self._suite = suite
+        self._cohort = cohort
+        self._me = cohort.index_of(me)
+        self._secrets = secrets
+        self._ciphers: dict[int, AESGCM] = {}
+
+    def __repr__(self) -> str:
+        return f"SiteCrypto(index={self._me})"
+
+    @cached_property
+    def dealing(self) -> Dealing:
+        """Share b and the seed of m among the cohort, encrypted and committed to (step 1)."""
+        cohort, rh, i = self._cohort, self._cohort.rh, self._me
+        self_shares = self._shares(self._secrets.self_mask_seed, Label.SELF_SHARE_COMMITMENT)
+        mask_shares = self._shares(self._secrets.bundle.mask_seed, Label.MASK_SHARE_COMMITMENT)
+        ciphertexts = [b""] * cohort.n
+        for j in graph.neighbours(i, cohort.n):
+            ciphertexts[j - 1] = self._cipher(j).encrypt(
+                statements.share_nonce(i, j),
+                self_shares[j - 1] + mask_shares[j - 1],
+                statements.share_aad(rh, i, j),
+            )
+        commitments = ShareCommitments(
+            statements.self_seed_commitment(rh, i, self._secrets.self_mask_seed),
+            _commitments(Label.SELF_SHARE_COMMITMENT, rh, i, self_shares),
+            _commitments(Label.MASK_SHARE_COMMITMENT, rh, i, mask_shares),
+        )
+        kept = SharePair(self_shares[i - 1], mask_shares[i - 1])
+        return Dealing(tuple(ciphertexts), commitments, kept)
+
+    def open_delivery(
+        self, shares: Mapping[int, DeliveredShare], pinned: Mapping[Fingerprint, bytes]
+    ) -> dict[int, SharePair]:
+        """Verify, decrypt and check every dealt share against its commitment (step 2).
+
+        Raises:
+            DealerError: BAD_SIGNATURE or BAD_SHARE or MALFORMED, with the dealer.
+        """
+        return {j: self._open_one(j, share, pinned) for j, share in shares.items()}
+
+    def reopen(self, ciphertexts: Mapping[int, bytes]) -> dict[int, SharePair]:
+        """Decrypt again what was verified before a crash (slot 2)."""
+        return {j: self._decrypt(j, ciphertext) for j, ciphertext in ciphertexts.items()}
+
+    def mask_terms(self, dealt: tuple[int, ...]) -> tuple[MaskTerm, ...]:
+        """Return the self mask and one pairwise mask for each other member of U2."""
+        cohort, i = self._cohort, self._me
+        terms = [MaskTerm(self_mask_key(cohort, self._secrets.self_mask_seed), 1)]
+        m_key = self._suite.private_key(self._secrets.bundle.mask_seed, Label.MASK_SCALAR)
+        terms += [
+            MaskTerm(pair_mask_key(self._suite, cohort, m_key, j), 1 if i < j else -1)
+            for j in dealt
+            if j != i
+        ]
+        return tuple(terms)
+
+    def _shares(self, secret: bytes, kind: Label) -> tuple[bytes, ...]:
+        cohort = self._cohort
+        higher = shamir.coefficients(
+            self._secrets.coefficient_seed, cohort.limits.shares - 1, kind, cohort.rh, self._me
+        )
+        return shamir.split(secret, higher, cohort.n)
+
+    def _cipher(self, j: int) -> AESGCM:
+        cipher = self._ciphers.get(j)
+        if cipher is None:
+            secret = self._suite.agree(self._c_key, self._cohort.c_pk(j))
+            cipher = AESGCM(hkdf(secret, Label.SHARE_KEY, self._cohort.rh))
+            self._ciphers[j] = cipher
+        return cipher
+
+    @cached_property
+    def _c_key(self) -> AgreementKey:
+        seed = self._secrets.bundle.transport_seed
+        return self._suite.private_key(seed, Label.TRANSPORT_SCALAR)
+
+    def _open_one(
+        self, j: int, share: DeliveredShare, pinned: Mapping[Fingerprint, bytes]
+    ) -> SharePair:
+        cohort, i, dealer = self._cohort, self._me, self._cohort.members[j - 1]
+        hashes, commitments = share.ciphertext_hashes, share.commitments
+        counts = {len(hashes), len(commitments.self_shares), len(commitments.mask_shares)}
+        if counts != {cohort.n}:
+            raise DealerError(Reason.MALFORMED, f"{cohort.name(j)} dealt not n shares", dealer)
+        if hashes[i - 1] != statements.ciphertext_hash(share.ciphertext):
+            raise DealerError(
+                Reason.BAD_SHARE, f"ciphertext of {cohort.name(j)} is not the signed one", dealer
+            )
+        statement = statements.share_statement(
+            cohort.rh, statements.ciphertexts_hash(hashes), commitments
+        )
+        try:
+            self._suite.verify(pinned[dealer], share.signature, statement)
+        except PeerError as error:
+            raise DealerError(error.reason, str(error.args[0]), dealer) from error
+        pair = self._decrypt(j, share.ciphertext)
+        for label, value, committed in (
+            (Label.SELF_SHARE_COMMITMENT, pair.self_share, commitments.self_shares),
+            (Label.MASK_SHARE_COMMITMENT, pair.mask_share, commitments.mask_shares),
+        ):
+            expected = statements.share_commitment(label, cohort.rh, j, i, value)
+            if expected != committed[i - 1]:
+                raise DealerError(
+                    Reason.BAD_SHARE, f"share of {cohort.name(j)} misses its commitment", dealer
+                )
+        return pair
+
+    def _decrypt(self, j: int, ciphertext: bytes) -> SharePair:
+        cohort, i = self._cohort, self._me
+        try:
+            both = self._cipher(j).decrypt(
+                statements.share_nonce(j, i), ciphertext, statements.share_aad(cohort.rh, j, i)
+            )
+            pair = SharePair(both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :])
+            shamir.check_share(pair.self_share)
+            shamir.check_share(pair.mask_share)
+        except (InvalidTag, PeerError) as error:
+            message = f"ciphertext of {cohort.name(j)} does not open to two shares"
+            raise DealerError(Reason.BAD_SHARE, message, cohort.members[j - 1]) from error
+        return pair
+
+
+def unmask_shares(
+    cohort: Cohort,
+    me: Fingerprint,
+    held: Mapping[int, SharePair],
+    dealt: tuple[int, ...],
+    survivors: tuple[int, ...],
+) -> UnmaskShares:
+    """Choose for each member of U2 the one share that is revealed (step 4).
+
+    One branch: b where the member survived, else m. There is no path to both.
+
+    Args:
+        cohort: The attempt's cohort.
+        me: The revealing site.
+        held: By owner's index, for every member of U2, this site included.
+        dealt: U2, ascending.
+        survivors: U3, ascending.
+    """
+    alive = frozenset(survivors)
+    self_shares: list[RevealedShare] = []
+    mask_shares: list[RevealedShare] = []
+    for j in dealt:
+        if j in alive:
+            self_shares.append(RevealedShare(j, held[j].self_share))
+        else:
+            mask_shares.append(RevealedShare(j, held[j].mask_share))
+    return UnmaskShares(cohort.ctx, me, tuple(self_shares), tuple(mask_shares))
+
+
+def index_delivery(
+    cohort: Cohort, me: Fingerprint, delivery: ShareDelivery
+) -> dict[int, DeliveredShare]:
+    """Sort a delivery by dealer's index.
+
+    Raises:
+        PeerError: UNAUTHENTICATED, a dealer that is no member; MALFORMED, this site or one twice.
+    """
+    shares: dict[int, DeliveredShare] = {}
+    for share in delivery.shares:
+        index = cohort.index_of(share.sender)
+        if index in shares or share.sender == me:
+            raise PeerError(Reason.MALFORMED, f"the delivery holds {cohort.name(index)} wrongly")
+        shares[index] = share
+    return dict(sorted(shares.items()))
+
+
+def self_mask_key(cohort: Cohort, self_mask_seed: bytes) -> bytes:
+    """Derive the key of a self mask: HKDF(b, "self", rh, mh)."""
+    return hkdf(self_mask_seed, Label.SELF_MASK_KEY, cohort.rh, cohort.mh)
+
+
+def pair_mask_key(suite: Suite, cohort: Cohort, m_key: AgreementKey, j: int) -> bytes:
+    """Derive the key of a pairwise mask: HKDF(ECDH(m_i, m_j), "pair", rh, mh)."""
+    secret = suite.agree(m_key, cohort.m_pk(j))
+    return hkdf(secret, Label.PAIR_MASK_KEY, cohort.rh, cohort.mh)
+
+
+def _commitments(
+    label: Label, rh: bytes, owner: int, shares: tuple[bytes, ...]
+) -> tuple[bytes, ...]:
+    return tuple(
+        statements.share_commitment(label, rh, owner, holder, share)
+        for holder, share in enumerate(shares, start=1)
+    )
