@@ -14,7 +14,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from privacy.errors import PeerError, Reason, UsageError
 
@@ -75,12 +75,14 @@ def read(bundle: bytes) -> dict[str, bytes]:
     if not bundle.startswith(MAGIC):
         raise _bad("is not of format 1")
     files: dict[str, bytes] = {}
-    position = len(MAGIC)
+    position, last = len(MAGIC), ""
     while position < len(bundle):
         name, content, position = _read_file(bundle, position)
-        if name in files or (files and name < max(files)):
+        if name <= last:
             raise _bad("holds a path twice or out of order")
-        files[name] = content
+        if any(folder.as_posix() in files for folder in PurePosixPath(name).parents):
+            raise _bad("holds a path both as file and as folder")
+        files[name], last = content, name
         if len(files) > MAX_FILES:
             raise _bad(f"holds more than {MAX_FILES} files")
     if not files:
