@@ -16,6 +16,7 @@ from aggregator.tables import MANIFESTS, SITES, TOKENS
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki, tokens
 from tidegate.manifest import Manifest, parse_and_verify
+from tidegate.requests import EnrolmentRequest
 
 DEFAULT_TOKEN_VALID_S = 3600
 MAX_TOKEN_VALID_S = 30 * 86_400
@@ -40,16 +41,6 @@ class EnrolledSite:
     fingerprint: bytes
     node_id: int
     revoked: bool = False
-
-
-@dataclass(frozen=True)
-class EnrolRequest:
-    """What a site brings to enrol, as received."""
-
-    token: str
-    csr_der: bytes
-    signing_spki: bytes
-    signing_proof: bytes
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class Registry:
         self._invited[site_id] = max(expires_at_s, self._invited.get(site_id, 0))
         return secret, expires_at_s
 
-    def enrol(self, request: EnrolRequest, now_s: float) -> tuple[EnrolledSite, bytes]:
+    def enrol(self, request: EnrolmentRequest, now_s: float) -> tuple[EnrolledSite, bytes]:
         """Redeem a token: check everything, burn it and issue the certificate, in one transaction.
 
         Returns:
@@ -141,7 +132,7 @@ class Registry:
             PeerError: TOKEN_UNKNOWN, TOKEN_EXPIRED, TOKEN_USED; BAD_SIGNATURE, the site holds not
                 the keys that it names; REPLAY, the name or a key is enrolled already.
         """
-        token_hash = tokens.hash_secret(request.token)
+        token_hash = tokens.hash_secret(request.secret)
         site_id = self._check_token(token_hash, now_s)
         proof = pki.enrolment_message(token_hash, request.csr_der)
         pki.verify(request.signing_spki, request.signing_proof, proof)

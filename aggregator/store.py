@@ -1,4 +1,4 @@
-"""Keep the aggregator's state durable: transactions, contents and the journal.
+"""Keep the aggregator's state durable: transactions, blobs and the journal.
 
 SQLite in WAL mode with ``synchronous=FULL`` (a commit is on the disk when it returns), or
 PostgreSQL by URL with the same statements. One process owns the state (``__main__`` holds a lock on
@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, create_engine, delete, event, insert, select
+from sqlalchemy import Connection, create_engine, event, insert, select
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from aggregator.tables import CONTENTS, JOBS, JOURNAL, METADATA, STRATEGY_STATES, VERSIONS
+from aggregator.tables import JOURNAL, METADATA
 from privacy.errors import UsageError
 
 INLINE_BYTES = 1 << 20
-"""Contents up to this size lie in the database and cost no fsync of their own."""
+"""Blobs up to this size lie in the database and cost no fsync of their own."""
 
 _BUSY_MS = 10_000
 
@@ -117,51 +117,43 @@ class Store:
             for row in reversed(rows)
         ]
 
-    def put_content(self, connection: Connection, data: bytes) -> bytes:
-        """Keep bytes under their SHA-256, durable at the latest with the transaction.
+    def put_blob(self, job_id: str, data: bytes) -> bytes | None:
+        """Keep large bytes of a job under their SHA-256, durable at once; give small ones back.
 
         Returns:
-            The digest, 32 bytes.
+            What belongs into the database column: the data, or None where a file holds it.
         """
-        digest = hashlib.sha256(data).digest()
-        known = select(CONTENTS.c.size).where(CONTENTS.c.sha256 == digest)
-        if connection.execute(known).first() is not None:
-            return digest
-        inline = len(data) <= INLINE_BYTES
-        if not inline:
-            _write_durably(self._blobs / digest.hex(), data)
-        connection.execute(
-            insert(CONTENTS),
-            {"sha256": digest, "size": len(data), "data": data if inline else None},
-        )
-        return digest
+        if len(data) <= INLINE_BYTES:
+            return data
+        path = self._path(job_id, hashlib.sha256(data).digest())
+        if not path.exists():
+            _write_durably(path, data)
+        return None
 
-    def get_content(self, digest: bytes) -> bytes | None:
-        """Return the bytes with this SHA-256, or None where there are none."""
-        query = select(CONTENTS.c.data).where(CONTENTS.c.sha256 == digest)
-        with self.transaction() as connection:
-            row = connection.execute(query).first()
-        if row is None:
-            return None
-        if row.data is not None:
-            return bytes(row.data)
-        return (self._blobs / digest.hex()).read_bytes()
+    def get_blob(self, job_id: str, column: bytes | None, sha256: bytes) -> bytes:
+        """Return bytes that ``put_blob`` kept.
 
-    def drop_content(self, connection: Connection, digest: bytes) -> None:
-        """Forget bytes that no job, kept version or strategy state names any more.
-
-        Called with the row that named them already gone; a version's row stays for the chain, so
-        the caller says by calling that the version is past.
+        Raises:
+            UsageError: The file is missing or damaged: the folder was changed by other hands.
         """
-        uses = (
-            select(JOBS.c.job_id).where(JOBS.c.app_sha256 == digest),
-            select(STRATEGY_STATES.c.job_id).where(STRATEGY_STATES.c.sha256 == digest),
-            select(VERSIONS.c.job_id).where(VERSIONS.c.sha256 == digest).offset(1),
-        )
-        if any(connection.execute(use.limit(1)).first() is not None for use in uses):
-            return
-        connection.execute(delete(CONTENTS).where(CONTENTS.c.sha256 == digest))
-        self._doomed.append(self._blobs / digest.hex())
+        if column is not None:
+            return bytes(column)
+        path = self._path(job_id, sha256)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: restore it from a backup") from error
+        if hashlib.sha256(data).digest() != sha256:
+            raise UsageError(f"{path} is damaged: restore it from a backup")
+        return data
+
+    def doom_blob(self, job_id: str, sha256: bytes) -> None:
+        """Delete a blob's file, if there is one, once the running transaction is durable."""
+        self._doomed.append(self._path(job_id, sha256))
+
+    def _path(self, job_id: str, sha256: bytes) -> Path:
+        # By job: two jobs may begin with one model, and each deletes its own.
+        return self._blobs / f"{job_id}-{sha256.hex()}"
 
 
 def _make_sqlite_durable(connection: object, _record: ConnectionPoolEntry) -> None:

@@ -50,16 +50,6 @@ MANIFESTS = Table(
     Column("sealed_at_s", BigInteger, nullable=False),
 )
 
-CONTENTS = Table(
-    "contents",
-    METADATA,
-    Column("sha256", LargeBinary(32), primary_key=True),
-    Column("size", BigInteger, nullable=False),
-    # Small contents lie here, so that they are durable with the transaction that names them; NULL
-    # says that they lie in a file of the blob folder.
-    Column("data", LargeBinary),
-)
-
 JOBS = Table(
     "jobs",
     METADATA,
@@ -70,7 +60,7 @@ JOBS = Table(
     Column("vector_spec", LargeBinary, nullable=False),
     Column("encoding", LargeBinary, nullable=False),
     Column("app_sha256", LargeBinary(32), nullable=False),
-    Column("app_size", BigInteger, nullable=False),
+    Column("app", LargeBinary, nullable=False),
     Column("state", String(16), nullable=False),
     Column("detail", Text, nullable=False),
     Column("submitted_at_s", Float(53), nullable=False),
@@ -85,18 +75,22 @@ VERSIONS = Table(
     Column("job_id", String(64), nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("sha256", LargeBinary(32), nullable=False),
-    Column("size", BigInteger, nullable=False),
     Column("chain_head", LargeBinary(32), nullable=False),
     Column("transcript_hash", LargeBinary(32), nullable=False),
     PrimaryKeyConstraint("job_id", "version"),
 )
 
-STRATEGY_STATES = Table(
-    "strategy_states",
+# One row a job: its newest model version and what the strategy carries over to the next round.
+CHECKPOINTS = Table(
+    "checkpoints",
     METADATA,
     Column("job_id", String(64), primary_key=True),
     Column("version", BigInteger, nullable=False),
-    Column("sha256", LargeBinary(32), nullable=False),
+    # Small values lie here, durable with the transaction; NULL: they lie in the blob folder, under
+    # their SHA-256.
+    Column("model", LargeBinary),
+    Column("strategy", LargeBinary),
+    Column("strategy_sha256", LargeBinary(32), nullable=False),
 )
 
 JOURNAL = Table(

@@ -1,0 +1,72 @@
+"""Stage 13: name model versions by the hash chain over their bytes, and keep the newest at hand.
+
+Version v is the flat float32 vector, little-endian. Its chain head is
+``hash_of("version", head of v-1, v, SHA-256 of the bytes)``, before version 0
+``hash_of("chain", job_id)``: a site that checks it knows that all sites were sent the same models
+(secure-aggregation.md, Values). Hashes are over broadcast bytes, never over local floats.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.secagg.encoding import hash_of
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One published model.
+
+    Attributes:
+        version: From 0.
+        sha256: Digest of ``data``.
+        chain_head: The chain up to and with this version.
+        data: The broadcast bytes.
+    """
+
+    version: int
+    sha256: bytes
+    chain_head: bytes
+    data: bytes = field(repr=False)
+
+    def vector(self) -> NDArray[np.float32]:
+        """Show the bytes as a read-only vector, shape (D,)."""
+        return np.frombuffer(self.data, dtype="<f4")
+
+
+def first_version(job_id: str, data: bytes) -> ModelVersion:
+    """Name the initial model of a job."""
+    return _named(hash_of("chain", job_id), 0, data)
+
+
+def next_version(previous: ModelVersion, values_D: NDArray[np.float32]) -> ModelVersion:
+    """Name the model that follows a version."""
+    data = np.ascontiguousarray(values_D, dtype="<f4").tobytes()
+    return _named(previous.chain_head, previous.version + 1, data)
+
+
+def _named(head: bytes, version: int, data: bytes) -> ModelVersion:
+    digest = hashlib.sha256(data).digest()
+    return ModelVersion(version, digest, hash_of("version", head, version, digest), data)
+
+
+class ContentShelf:
+    """The contents that sites may download now, in memory: the model versions and app of a job."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._contents: dict[bytes, bytes] = {}
+
+    def put(self, sha256: bytes, data: bytes) -> None:
+        """Offer a content."""
+        self._contents[sha256] = data
+
+    def withdraw(self, sha256: bytes) -> None:
+        """Take a content back."""
+        self._contents.pop(sha256, None)
+
+    def get(self, sha256: bytes) -> bytes | None:
+        """Return a content that is on offer."""
+        return self._contents.get(sha256)

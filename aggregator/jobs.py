@@ -1,0 +1,334 @@
+"""Jobs as the store keeps them: what was submitted, where it stands, its newest model version.
+
+A round costs two transactions: the attempt's number and cohort before the roster goes out, and the
+new version with the strategy's state once the sum is decoded. After a crash a running job goes on
+from the last committed version under a fresh attempt number.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from aggregator.broadcast import ModelVersion
+from aggregator.store import JournalEntry, Store
+from aggregator.tables import CHECKPOINTS, JOBS, JOURNAL, VERSIONS
+from privacy.errors import PeerError, Reason
+from privacy.pipeline import EncodingPlan
+from privacy.spec import VectorSpec
+from tidegate.jobfile import JobFile
+
+ATTEMPT_OPENED = "attempt-opened"
+ATTEMPT_ABORTED = "attempt-aborted"
+ROUND_COMMITTED = "round-committed"
+JOB_STATE = "job-state"
+
+
+class JobState(StrEnum):
+    """Where a job stands, in the words of the operator API."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will not train any more."""
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as submitted, and its state.
+
+    Attributes:
+        job_id: Its name everywhere.
+        job_toml: The job file, exactly as submitted.
+        vector_spec: Canonical bytes of the model's spec.
+        encoding: Canonical bytes of the encoding plan that was derived at submission.
+        app: The app bundle.
+        state: See ``JobState``.
+        detail: Why it is in that state, for people.
+        submitted_at_s: Unix seconds.
+        elapsed_s: How long it has run, over all restarts.
+        progress: JSON of ``progress.JobProgress``.
+    """
+
+    job_id: str
+    job_toml: bytes
+    vector_spec: bytes
+    encoding: bytes
+    app: bytes = field(repr=False)
+    state: JobState = JobState.QUEUED
+    detail: str = ""
+    submitted_at_s: float = 0.0
+    elapsed_s: float = 0.0
+    progress: bytes = field(default=b"{}", repr=False)
+
+    @cached_property
+    def file(self) -> JobFile:
+        """The job file, read."""
+        return JobFile.parse(self.job_toml)
+
+    @cached_property
+    def spec(self) -> VectorSpec:
+        """The model's spec, read."""
+        return VectorSpec.from_bytes(self.vector_spec)
+
+    @cached_property
+    def plan(self) -> EncodingPlan:
+        """The encoding plan, read."""
+        return EncodingPlan.from_bytes(self.encoding)
+
+    @cached_property
+    def app_sha256(self) -> bytes:
+        """The app bundle's digest."""
+        return hashlib.sha256(self.app).digest()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a job can go on from.
+
+    Attributes:
+        model: The newest model version.
+        strategy: What ``Optimiser.state`` gave after it; empty before the first round.
+    """
+
+    model: ModelVersion
+    strategy: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CommittedRound:
+    """Everything that one finished round changes, made durable together.
+
+    Attributes:
+        round: Its number; the version it made is the same.
+        attempt: The attempt that succeeded.
+        checkpoint: The new version and strategy state.
+        transcript_hash: Of the attempt.
+        survivors: Names of the sites in the sum.
+        metric_sums: Noised sums of the raw metric blocks, for averages after a restart.
+        elapsed_s: The job's running time so far.
+        progress: JSON for the job's row.
+    """
+
+    round: int
+    attempt: int
+    checkpoint: Checkpoint
+    transcript_hash: bytes
+    survivors: tuple[str, ...]
+    metric_sums: tuple[float, ...]
+    elapsed_s: float
+    progress: bytes = field(repr=False)
+
+
+class JobStore:
+    """The jobs' part of the store."""
+
+    def __init__(self, store: Store) -> None:
+        """Use a store."""
+        self._store = store
+
+    def insert(self, job: Job, first: ModelVersion) -> None:
+        """Keep a submitted job and its version 0."""
+        model = self._store.put_blob(job.job_id, first.data)
+        row = {
+            "job_id": job.job_id,
+            "name": job.file.name,
+            "job_toml": job.job_toml,
+            "vector_spec": job.vector_spec,
+            "encoding": job.encoding,
+            "app_sha256": job.app_sha256,
+            "app": job.app,
+            "state": str(job.state),
+            "detail": job.detail,
+            "submitted_at_s": job.submitted_at_s,
+            "elapsed_s": job.elapsed_s,
+            "progress": job.progress,
+        }
+        checkpoint = {
+            "job_id": job.job_id,
+            "version": first.version,
+            "model": model,
+            "strategy": b"",
+            "strategy_sha256": hashlib.sha256(b"").digest(),
+        }
+        with self._store.transaction() as connection:
+            connection.execute(insert(JOBS), row)
+            connection.execute(insert(VERSIONS), _version_row(job.job_id, first, bytes(32)))
+            connection.execute(insert(CHECKPOINTS), checkpoint)
+
+    def load_all(self) -> list[Job]:
+        """Return all jobs in the order of submission."""
+        with self._store.transaction() as connection:
+            rows = connection.execute(select(JOBS).order_by(JOBS.c.number)).all()
+        return [
+            Job(
+                job_id=row.job_id,
+                job_toml=bytes(row.job_toml),
+                vector_spec=bytes(row.vector_spec),
+                encoding=bytes(row.encoding),
+                app=bytes(row.app),
+                state=JobState(row.state),
+                detail=row.detail,
+                submitted_at_s=row.submitted_at_s,
+                elapsed_s=row.elapsed_s,
+                progress=bytes(row.progress),
+            )
+            for row in rows
+        ]
+
+    def set_state(self, job: Job, progress: bytes, now_s: float) -> None:
+        """Keep a job's new state, detail and running time."""
+        entry = JournalEntry(
+            job.job_id, 0, 0, JOB_STATE, _json({"state": str(job.state), "detail": job.detail})
+        )
+        change = {
+            "state": str(job.state),
+            "detail": job.detail,
+            "elapsed_s": job.elapsed_s,
+            "progress": progress,
+        }
+        with self._store.transaction() as connection:
+            connection.execute(update(JOBS).where(JOBS.c.job_id == job.job_id), change)
+            self._store.write_journal(connection, entry, now_s)
+
+    def next_attempt(self, job_id: str, round_number: int) -> int:
+        """Return a number that no attempt of this round has had, also before a crash."""
+        query = select(func.max(JOURNAL.c.attempt)).where(
+            JOURNAL.c.job_id == job_id,
+            JOURNAL.c.round == round_number,
+            JOURNAL.c.kind == ATTEMPT_OPENED,
+        )
+        with self._store.transaction() as connection:
+            last = connection.execute(query).scalar()
+        return int(last or 0) + 1
+
+    def open_attempt(
+        self, job_id: str, where: tuple[int, int], cohort: dict[str, int], now_s: float
+    ) -> None:
+        """Make an attempt's number and cohort durable, before anybody hears of them.
+
+        Args:
+            job_id: The job.
+            where: Round and attempt.
+            cohort: The serial of each site's bundle, by site id.
+            now_s: Unix seconds.
+        """
+        entry = JournalEntry(job_id, *where, ATTEMPT_OPENED, _json({"cohort": cohort}))
+        with self._store.transaction() as connection:
+            self._store.write_journal(connection, entry, now_s)
+
+    def abort_attempt(self, job_id: str, where: tuple[int, int], why: str, now_s: float) -> None:
+        """Note that an attempt ended with nothing revealed."""
+        entry = JournalEntry(job_id, *where, ATTEMPT_ABORTED, _json({"why": why}))
+        with self._store.transaction() as connection:
+            self._store.write_journal(connection, entry, now_s)
+
+    def commit_round(self, job_id: str, done: CommittedRound, now_s: float) -> None:
+        """Make a finished round durable: version, strategy state, progress and journal at once."""
+        model, strategy = done.checkpoint.model, done.checkpoint.strategy
+        strategy_sha256 = hashlib.sha256(strategy).digest()
+        row = {
+            "version": model.version,
+            "model": self._store.put_blob(job_id, model.data),
+            "strategy": self._store.put_blob(job_id, strategy),
+            "strategy_sha256": strategy_sha256,
+        }
+        entry = JournalEntry(
+            job_id,
+            done.round,
+            done.attempt,
+            ROUND_COMMITTED,
+            _json(
+                {
+                    "survivors": done.survivors,
+                    "transcript_hash": done.transcript_hash.hex(),
+                    "metric_sums": done.metric_sums,
+                }
+            ),
+        )
+        change = {"elapsed_s": done.elapsed_s, "progress": done.progress}
+        this = CHECKPOINTS.c.job_id == job_id
+        with self._store.transaction() as connection:
+            if row["model"] is None or row["strategy"] is None:
+                self._doom_previous(connection, job_id, keep={model.sha256, strategy_sha256})
+            connection.execute(insert(VERSIONS), _version_row(job_id, model, done.transcript_hash))
+            connection.execute(update(CHECKPOINTS).where(this), row)
+            connection.execute(update(JOBS).where(JOBS.c.job_id == job_id), change)
+            self._store.write_journal(connection, entry, now_s)
+
+    def load_checkpoint(self, job_id: str) -> Checkpoint:
+        """Return where a job goes on from.
+
+        Raises:
+            PeerError: UNKNOWN_JOB.
+            UsageError: The stored bytes are damaged.
+        """
+        query = (
+            select(CHECKPOINTS, VERSIONS.c.sha256, VERSIONS.c.chain_head)
+            .join(
+                VERSIONS,
+                (VERSIONS.c.job_id == CHECKPOINTS.c.job_id)
+                & (VERSIONS.c.version == CHECKPOINTS.c.version),
+            )
+            .where(CHECKPOINTS.c.job_id == job_id)
+        )
+        with self._store.transaction() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            raise PeerError(Reason.UNKNOWN_JOB, f"no job {job_id!r}")
+        sha256 = bytes(row.sha256)
+        data = self._store.get_blob(job_id, row.model, sha256)
+        model = ModelVersion(row.version, sha256, bytes(row.chain_head), data)
+        strategy = self._store.get_blob(job_id, row.strategy, bytes(row.strategy_sha256))
+        return Checkpoint(model, strategy)
+
+    def last_transcript(self, job_id: str) -> bytes:
+        """Return the transcript hash of the newest version; zeros before the first round."""
+        query = (
+            select(VERSIONS.c.transcript_hash)
+            .where(VERSIONS.c.job_id == job_id)
+            .order_by(VERSIONS.c.version.desc())
+            .limit(1)
+        )
+        with self._store.transaction() as connection:
+            return bytes(connection.execute(query).scalar_one())
+
+    def recent_metric_sums(self, job_id: str, rounds: int) -> list[Sequence[float]]:
+        """Return the noised metric sums of the last rounds, oldest first."""
+        entries = self._store.read_journal(job_id, ROUND_COMMITTED, rounds)
+        return [json.loads(entry.payload)["metric_sums"] for entry in entries]
+
+    def _doom_previous(self, connection: Connection, job_id: str, keep: set[bytes]) -> None:
+        """Let the files of the version before go with this transaction."""
+        query = (
+            select(VERSIONS.c.sha256, CHECKPOINTS.c.strategy_sha256)
+            .join(CHECKPOINTS, VERSIONS.c.job_id == CHECKPOINTS.c.job_id)
+            .where(VERSIONS.c.job_id == job_id, VERSIONS.c.version == CHECKPOINTS.c.version)
+        )
+        for digest in connection.execute(query).one():
+            if bytes(digest) not in keep:
+                self._store.doom_blob(job_id, bytes(digest))
+
+
+def _version_row(job_id: str, model: ModelVersion, transcript_hash: bytes) -> dict[str, object]:
+    return {
+        "job_id": job_id,
+        "version": model.version,
+        "sha256": model.sha256,
+        "chain_head": model.chain_head,
+        "transcript_hash": transcript_hash,
+    }
+
+
+def _json(values: dict[str, object]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode()

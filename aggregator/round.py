@@ -1,0 +1,427 @@
+"""One round at the aggregator: a state machine without I/O, clock or randomness.
+
+    GATHER  --enough sites ready-->  OPENING  --attempt durable-->  EXCHANGE  --published-->  OVER
+      ^                                                                |
+      +------------------------------ aborted -------------------------+
+
+Sites train first and say when they are ready; out of the ready ones a cohort is cut, and only that
+cohort runs the secure exchange (``privacy.secagg.server.ServerAttempt``, wrapped here). An abort
+reveals nothing: the round gathers again, for the same model version, under a higher attempt number.
+A site that left comes back by joining. Tries are capped; what a round waits for is said in words.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from aggregator.cohort import CohortRule, may_cut
+from privacy.errors import Reason
+from privacy.secagg.commands import (
+    AbortAttempt,
+    Blame,
+    Publish,
+    ServerCommand,
+    ServerEvent,
+    SiteBack,
+    SiteLost,
+    Start,
+    Tick,
+)
+from privacy.secagg.messages import Fingerprint
+from privacy.secagg.server import ServerAttempt
+
+
+class Phase(StrEnum):
+    """Where a round stands."""
+
+    GATHER = "gather"
+    OPENING = "opening"
+    EXCHANGE = "exchange"
+    OVER = "over"
+
+
+class SiteState(StrEnum):
+    """What a site does in this round; the words of the operator API."""
+
+    TRAINING = "training"
+    READY = "ready"
+    IN_COHORT = "in-cohort"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class RoundConfig:
+    """What fixes a round.
+
+    Attributes:
+        round: From 1.
+        rule: When a cohort is cut.
+        first_attempt: Number of the next attempt; higher than all that were made durable before.
+        max_tries: Attempts and fruitless gatherings after which the job gives up.
+    """
+
+    round: int
+    rule: CohortRule
+    first_attempt: int
+    max_tries: int
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiteJoined:
+    """A site that accepted the job is connected, and can be asked to train."""
+
+    site: Fingerprint
+
+
+@dataclass(frozen=True)
+class SiteLeft:
+    """A site is gone: connection lost, revoked, or caught sending bad frames."""
+
+    site: Fingerprint
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class SiteReady:
+    """A site has an update, and a key bundle of it is in stock."""
+
+    site: Fingerprint
+
+
+@dataclass(frozen=True)
+class SiteNotReady:
+    """A site has no update for this round.
+
+    Attributes:
+        site: Which one.
+        why: In words, for people.
+        final: It will not have one in any later round either (its budget is gone).
+    """
+
+    site: Fingerprint
+    why: str
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class AttemptOpened:
+    """Number and cohort of an attempt are durable; here is its machine."""
+
+    attempt: ServerAttempt
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Something for the running attempt: a site's frame, or a completed upload."""
+
+    event: ServerEvent
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    """Time has reached ``next_deadline_s()``."""
+
+
+RoundEvent = (
+    SiteJoined | SiteLeft | SiteReady | SiteNotReady | AttemptOpened | Exchanged | DeadlinePassed
+)
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Train:
+    """Ask these sites to train for this round."""
+
+    sites: tuple[Fingerprint, ...]
+
+
+@dataclass(frozen=True)
+class OpenAttempt:
+    """Draw bundles, make number and cohort durable, then answer with ``AttemptOpened``."""
+
+    attempt: int
+    cohort: tuple[Fingerprint, ...]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A command of the running attempt."""
+
+    command: ServerCommand
+
+
+@dataclass(frozen=True)
+class AttemptOver:
+    """The attempt ended with nothing revealed; its uploads can go."""
+
+    attempt: int
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """The sum is out."""
+
+    attempt: int
+    transcript_hash: bytes
+    survivors: tuple[Fingerprint, ...]
+
+
+@dataclass(frozen=True)
+class RoundFailed:
+    """The round was tried as often as the job allows."""
+
+    reason: Reason
+    message: str
+
+
+RoundCommand = Train | OpenAttempt | Exchange | AttemptOver | RoundDone | RoundFailed
+
+
+@dataclass
+class _Site:
+    """What the round knows of a site."""
+
+    state: SiteState
+    why: str = ""
+    final: bool = False
+    caught: bool = False
+
+
+@dataclass
+class Round:
+    """See the module. Every method of it is one event's work."""
+
+    config: RoundConfig
+    names: dict[Fingerprint, str]
+    phase: Phase = Phase.GATHER
+    _sites: dict[Fingerprint, _Site] = field(default_factory=dict)
+    _attempt: ServerAttempt | None = None
+    _number: int = 0
+    _tries: int = 0
+    _deadline_s: float | None = None
+    _late: bool = False
+    _cohort: frozenset[Fingerprint] = frozenset()
+    _last_failure: str = ""
+
+    def begin(self, sites: Iterable[Fingerprint], now_s: float) -> list[RoundCommand]:
+        """Invite the connected sites that accepted the job."""
+        self._number = self.config.first_attempt - 1
+        for site in sites:
+            self._sites[site] = _Site(SiteState.TRAINING)
+        return self._gather(now_s)
+
+    def states(self) -> dict[Fingerprint, tuple[SiteState, str]]:
+        """Return each site's state and, where there is one, the reason in words."""
+        return {name: (site.state, site.why) for name, site in self._sites.items()}
+
+    def waiting_for(self) -> str:
+        """Say in words what a round that gathers waits for; empty where it does not."""
+        if self.phase is not Phase.GATHER:
+            return ""
+        ready, need = len(self._in(SiteState.READY)), self.config.rule.min_sites
+        training = len(self._in(SiteState.TRAINING))
+        if ready + training >= need:
+            return ""
+        return (
+            f"STALLED: a cohort needs {need} sites; {ready} ready, {training} training"
+            + "".join(
+                f"; {self._name(site)}: {entry.state}{': ' + entry.why if entry.why else ''}"
+                for site, entry in self._sites.items()
+                if entry.state not in (SiteState.READY, SiteState.TRAINING)
+            )
+        )
+
+    def next_deadline_s(self) -> float | None:
+        """Return when to send ``DeadlinePassed`` if nothing comes; None if never."""
+        if self.phase is Phase.EXCHANGE and self._attempt is not None:
+            return self._attempt.next_deadline_s()
+        return self._deadline_s if self.phase is Phase.GATHER and not self._late else None
+
+    def handle(self, event: RoundEvent, now_s: float) -> list[RoundCommand]:
+        """Take one event and give the commands it leads to, to be carried out in order.
+
+        Raises:
+            PeerError: The attempt's machine refuses a frame; nothing changed.
+        """
+        if self.phase is Phase.OVER:
+            return []
+        commands: list[RoundCommand] = []
+        match event:
+            case SiteJoined(site):
+                commands = self._joined(site, now_s)
+            case SiteLeft(site, reason):
+                commands = self._left(site, reason, now_s)
+            case SiteReady(site):
+                commands = self._ready(site, now_s)
+            case SiteNotReady():
+                commands = self._not_ready(event, now_s)
+            case AttemptOpened(attempt):
+                self._attempt = attempt
+                self.phase = Phase.EXCHANGE
+                commands = self._exchange(Start(), now_s) + self._lose_absent(now_s)
+            case Exchanged(inner):
+                commands = self._exchange(inner, now_s)
+            case DeadlinePassed():
+                commands = self._deadline(now_s)
+        return commands
+
+    # --- gathering --------------------------------------------------------------------------------
+
+    def _gather(self, now_s: float) -> list[RoundCommand]:
+        self.phase = Phase.GATHER
+        self._attempt = None
+        self._cohort = frozenset()
+        self._late = False
+        self._deadline_s = now_s + self.config.rule.deadline_s
+        here = [
+            name
+            for name, site in self._sites.items()
+            if site.state is not SiteState.ABSENT and not site.final
+        ]
+        # Who was caught in this round sits the rest of it out, unless it cannot go on without.
+        trusted = [name for name in here if not self._sites[name].caught]
+        chosen = trusted if len(trusted) >= self.config.rule.min_sites else here
+        invited = [name for name in chosen if self._sites[name].state is not SiteState.READY]
+        for name in invited:
+            self._sites[name].state, self._sites[name].why = SiteState.TRAINING, ""
+        return [Train(tuple(invited)), *self._cut(now_s)]
+
+    def _joined(self, site: Fingerprint, now_s: float) -> list[RoundCommand]:
+        known = self._sites.get(site)
+        if known is not None and known.final:
+            return []
+        if self.phase is not Phase.GATHER and site in self._cohort:
+            self._sites[site].state = SiteState.IN_COHORT
+            return self._exchange(SiteBack(site), now_s)  # nothing while the attempt is opening
+        self._sites[site] = _Site(SiteState.TRAINING, caught=known is not None and known.caught)
+        return [Train((site,))]
+
+    def _left(self, site: Fingerprint, reason: Reason, now_s: float) -> list[RoundCommand]:
+        known = self._sites.get(site)
+        if known is None:
+            return []
+        if not known.final:
+            known.state, known.why = SiteState.ABSENT, str(reason)
+        if self.phase is Phase.EXCHANGE and site in self._cohort:
+            return self._exchange(SiteLost(site, reason), now_s)
+        return self._cut(now_s)
+
+    def _ready(self, site: Fingerprint, now_s: float) -> list[RoundCommand]:
+        known = self._sites.get(site)
+        in_attempt = self.phase is not Phase.GATHER and site in self._cohort
+        if known is None or known.final or in_attempt or known.state is SiteState.ABSENT:
+            return []
+        known.state, known.why = SiteState.READY, ""
+        return self._cut(now_s)
+
+    def _not_ready(self, event: SiteNotReady, now_s: float) -> list[RoundCommand]:
+        known = self._sites.setdefault(event.site, _Site(SiteState.REFUSED))
+        known.state, known.why = SiteState.REFUSED, event.why
+        known.final = known.final or event.final
+        self._last_failure = f"{self._name(event.site)}: {event.why}"
+        if self.phase is Phase.EXCHANGE and event.site in self._cohort:
+            return self._exchange(SiteLost(event.site, Reason.TRAINER_FAILED), now_s)
+        return self._cut(now_s)
+
+    def _cut(self, now_s: float) -> list[RoundCommand]:
+        """Open an attempt if the ready sites are a cohort; see that a round cannot hang."""
+        if self.phase is not Phase.GATHER:
+            return []
+        ready, training = self._in(SiteState.READY), self._in(SiteState.TRAINING)
+        if may_cut(ready, training, self.config.rule, late=self._late):
+            self.phase = Phase.OPENING
+            self._number += 1
+            self._tries += 1
+            self._cohort = frozenset(ready)
+            for site in ready:
+                self._sites[site].state = SiteState.IN_COHORT
+            return [OpenAttempt(self._number, tuple(sorted(ready)))]
+        refused = {n for n in self._in(SiteState.REFUSED) if not self._sites[n].final}
+        here = len(ready) + len(refused)
+        if training or not refused or here < self.config.rule.min_sites:
+            return []
+        # All that are here have answered, and too many of them failed: ask those once more.
+        self._tries += 1
+        if self._tries >= self.config.max_tries:
+            return self._fail(Reason.TRAINER_FAILED, self._last_failure)
+        return self._gather(now_s)
+
+    # --- exchange ---------------------------------------------------------------------------------
+
+    def _exchange(self, event: ServerEvent, now_s: float) -> list[RoundCommand]:
+        """Let the attempt's machine work; notice its end."""
+        if self.phase is not Phase.EXCHANGE or self._attempt is None:
+            return []
+        commands: list[RoundCommand] = []
+        end: Publish | AbortAttempt | None = None
+        for command in self._attempt.handle(event, now_s):
+            if isinstance(command, Publish | AbortAttempt):
+                end = command
+            if isinstance(command, Blame):
+                self._drop(command.site, f"{command.reason}: {command.message}")
+                self._sites[command.site].caught = True
+            commands.append(Exchange(command))
+        if isinstance(end, AbortAttempt):
+            commands += self._aborted(end, now_s)
+        elif isinstance(end, Publish):
+            commands.append(self._published(end))
+        return commands
+
+    def _published(self, end: Publish) -> RoundDone:
+        self.phase = Phase.OVER
+        for site in self._cohort - set(end.survivors):
+            self._drop(site, self._sites[site].why or "did not answer in time")
+        return RoundDone(self._number, end.transcript_hash, end.survivors)
+
+    def _aborted(self, end: AbortAttempt, now_s: float) -> list[RoundCommand]:
+        over = AttemptOver(self._number, end.reason, end.message)
+        self._last_failure = f"attempt {self._number} was aborted: {end.reason}: {end.message}"
+        if self._tries >= self.config.max_tries:
+            return [over, *self._fail(end.reason, self._last_failure)]
+        return [over, *self._gather(now_s)]
+
+    def _lose_absent(self, now_s: float) -> list[RoundCommand]:
+        """Tell a fresh attempt whom it lost while it was made durable."""
+        commands: list[RoundCommand] = []
+        for site in sorted(self._cohort):
+            if self._sites[site].state is not SiteState.IN_COHORT:
+                commands += self._exchange(SiteLost(site, Reason.TIMEOUT), now_s)
+        return commands
+
+    def _deadline(self, now_s: float) -> list[RoundCommand]:
+        deadline_s = self.next_deadline_s()
+        if deadline_s is None or now_s < deadline_s:
+            return []
+        if self.phase is Phase.EXCHANGE:
+            return self._exchange(Tick(), now_s)
+        self._late = True
+        return self._cut(now_s)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _fail(self, reason: Reason, detail: str) -> list[RoundCommand]:
+        self.phase = Phase.OVER
+        message = (
+            f"round {self.config.round} was given up after {self._tries} tries"
+            f" ([round] max_attempts); {detail}"
+        )
+        return [RoundFailed(reason, message)]
+
+    def _drop(self, site: Fingerprint, why: str) -> None:
+        known = self._sites[site]
+        if known.state is SiteState.IN_COHORT:
+            known.state, known.why = SiteState.DROPPED, why
+
+    def _in(self, state: SiteState) -> set[Fingerprint]:
+        return {name for name, site in self._sites.items() if site.state is state}
+
+    def _name(self, site: Fingerprint) -> str:
+        return self.names.get(site, site.hex()[:16])

@@ -1,0 +1,143 @@
+"""The sites' listener: the session stream, authenticated by certificate, frame by frame bounded.
+
+A frame that is not well formed ends that site's session with a reason and touches nothing else.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from aggregator.grpc_status import AbortableContext, peer_certificate, refuse
+from aggregator.log import LOGGER
+from aggregator.registry import EnrolledSite, Registry
+from aggregator.sessions import FRAME_BYTES, SessionEvents, Sessions, SiteSession, frame_of
+from privacy.errors import PeerError, Reason
+from tidegate import convert
+from tidegate.convert import Limits
+from tidegate.messages import PROTOCOL, Hello, Refused, SiteMessage
+from tidegate.v1 import federation_pb2 as pb
+
+HELLO_WITHIN_S = 10.0
+_SERVICE = "tidegate.v1.FederationService"
+
+
+class StreamContext(AbortableContext):
+    """What a stream handler of grpc.aio is given, as far as it is used."""
+
+    async def write(self, message: bytes) -> None:
+        """Send one frame."""
+
+
+class SiteService:
+    """``FederationService``: raw frames in and out, so that each is counted and parsed once."""
+
+    def __init__(self, registry: Registry, sessions: Sessions, events: SessionEvents) -> None:
+        """Take who may come in, where sessions live and who hears of them."""
+        self._registry = registry
+        self._sessions = sessions
+        self._events = events
+
+    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """Return what a grpc.aio server is given."""
+        session = grpc.stream_stream_rpc_method_handler(self.session)
+        return grpc.method_handlers_generic_handler(_SERVICE, {"Session": session})
+
+    async def session(self, frames: AsyncIterator[bytes], context: StreamContext) -> None:
+        """Serve one site's session until either side ends it."""
+        try:
+            site = self._registry.authenticate(peer_certificate(context))
+            hello = await self._read_hello(frames, site)
+            session = self._sessions.open(site, hello, time.time())
+        except PeerError as error:
+            LOGGER.warning("session refused: %s", error)
+            await refuse(context, error)
+            return
+        LOGGER.info("site %s connected (device %s)", site.site_id, hello.device)
+        writer = asyncio.create_task(_write(session, context))
+        reader = asyncio.create_task(self._read(session, frames))
+        why = PeerError(Reason.TIMEOUT, "the connection ended")
+        try:
+            self._events.site_connected(session)
+            ends: set[asyncio.Future[Any]] = {writer, reader, session.closed}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if session.closed.done():
+                why = session.closed.result()
+        finally:
+            for task in (writer, reader):
+                task.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+            if self._sessions.drop(session, time.time()):
+                LOGGER.info("site %s disconnected: %s", site.site_id, why)
+                self._events.site_disconnected(session, why)
+        if session.closed.done():
+            await self._say_goodbye(session, context, why)
+
+    async def _read_hello(self, frames: AsyncIterator[bytes], site: EnrolledSite) -> Hello:
+        try:
+            async with asyncio.timeout(HELLO_WITHIN_S):
+                frame = await anext(frames)
+        except TimeoutError:
+            raise PeerError(Reason.TIMEOUT, f"no Hello within {HELLO_WITHIN_S:.0f} s") from None
+        except StopAsyncIteration:
+            raise PeerError(Reason.MALFORMED, "the session ended before Hello") from None
+        message = self._parse(frame, site)
+        if not isinstance(message, Hello):
+            raise PeerError(Reason.MALFORMED, "the first message of a session must be Hello")
+        if message.protocol != PROTOCOL:
+            raise PeerError(
+                Reason.MALFORMED,
+                f"the site speaks {message.protocol}, this aggregator {PROTOCOL}: update the older",
+            )
+        return message
+
+    async def _read(self, session: SiteSession, frames: AsyncIterator[bytes]) -> None:
+        site = session.site
+        async for frame in frames:
+            try:
+                message = self._parse(frame, site)
+            except PeerError as error:
+                session.close(error)
+                return
+            if isinstance(message, Hello):
+                session.close(PeerError(Reason.MALFORMED, "Hello came twice on one session"))
+                return
+            try:
+                self._events.site_said(session, message, len(frame) + FRAME_BYTES)
+            except PeerError as error:
+                # Late and repeated frames are part of a life with drop-outs: dropped and noted.
+                LOGGER.info("site %s: %s dropped: %s", site.site_id, type(message).__name__, error)
+
+    def _parse(self, frame: bytes, site: EnrolledSite) -> SiteMessage:
+        sealed = self._registry.sealed
+        limits = Limits.of(sealed.manifest.limits) if sealed else convert.DEFAULT_LIMITS
+        if len(frame) > limits.max_message_bytes:
+            raise PeerError(
+                Reason.TOO_LARGE,
+                f"a message of {len(frame)} bytes; {limits.max_message_bytes} allowed",
+            )
+        try:
+            parsed = pb.SessionRequest.FromString(frame)
+        except DecodeError:
+            raise PeerError(Reason.MALFORMED, "a frame is no SessionRequest") from None
+        return convert.site_message_from_wire(parsed, site.fingerprint, limits)
+
+    async def _say_goodbye(
+        self, session: SiteSession, context: StreamContext, why: PeerError
+    ) -> None:
+        LOGGER.warning("site %s: session closed: %s", session.site.site_id, why)
+        try:
+            async with asyncio.timeout(1.0):
+                text = convert.printable(str(why.args[0]))
+                await context.write(frame_of(Refused(str(why.reason), text)))
+        except (TimeoutError, grpc.aio.UsageError, grpc.aio.InternalError):
+            return  # the site is gone and cannot be told
+        await refuse(context, why)
+
+
+async def _write(session: SiteSession, context: StreamContext) -> None:
+    while True:
+        await context.write(await session.outgoing.get())
