@@ -13,7 +13,7 @@ from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import slots, statements
 from privacy.secagg.cohort import Cohort
 from privacy.secagg.commands import Step
-from privacy.secagg.messages import RetryProof, RetryVote
+from privacy.secagg.messages import Fingerprint, RetryProof, RetryVote
 from privacy.secagg.rules import SiteConfig
 
 
@@ -67,6 +67,17 @@ def check_retry(old: SiteConfig, stored: Mapping[Step, bytes], proof: RetryProof
             f"{len(signers)} votes; a retry without a charge needs A = {cohort.limits.retry}",
         )
     return RetryPermit(old.context.round, old.context.attempt, old.update_digest())
+
+
+def prove(cohort: Cohort, votes: tuple[RetryVote, ...], site: Fingerprint) -> RetryProof | None:
+    """Choose the votes that free a site's update; None while there are fewer than A.
+
+    Raises:
+        PeerError: UNAUTHENTICATED, the site is no member.
+    """
+    index = cohort.index_of(site)
+    chosen = tuple(vote for vote in votes if index not in vote.survivors)
+    return RetryProof(cohort.ctx, chosen) if len(chosen) >= cohort.limits.retry else None
 
 
 def check_permit(permit: RetryPermit, config: SiteConfig) -> None:

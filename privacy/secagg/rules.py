@@ -11,7 +11,7 @@ from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import graph
 from privacy.secagg.encoding import Label, hash_of
 from privacy.secagg.keys import Suite
-from privacy.secagg.messages import AttemptContext, Fingerprint
+from privacy.secagg.messages import AttemptContext, CohortPlan, Fingerprint, SignedBundle
 
 LEAST_HONEST = 2
 """A sum over fewer honest sites than this hides nobody; no policy may go below it."""
@@ -184,6 +184,38 @@ class SiteConfig:
             self.policy.colluders,
             self.policy.min_survivors,
         )
+
+
+@dataclass(frozen=True)
+class StepTimeouts:
+    """Seconds from the start of each step until it goes on with those who answered."""
+
+    share_keys_s: float = 30.0
+    masked_update_s: float = 300.0
+    consistency_s: float = 30.0
+    unmask_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Everything that fixes one attempt at the aggregator.
+
+    Attributes:
+        suite: The manifest's suite.
+        context: Names of the attempt; its number is durable before use.
+        bundles: The cohort U1, each verified when it entered the stock (``cohort.check_bundle``),
+            sorted by fingerprint.
+        plan: The frozen plan; bases sorted by fingerprint, one for each bundle.
+        pinned: SPKI (DER) of signing keys, by site.
+        timeouts: See ``StepTimeouts``.
+    """
+
+    suite: Suite
+    context: AttemptContext
+    bundles: tuple[SignedBundle, ...]
+    plan: CohortPlan
+    pinned: Mapping[Fingerprint, bytes]
+    timeouts: StepTimeouts = StepTimeouts()
 
 
 def check_survivors(

@@ -8,8 +8,7 @@ max(t, T, N_min) the attempt aborts with nothing revealed. The honest aggregator
 its own checks but to name a culprit: the sites do not trust it (``site.py``).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 
 from privacy.errors import PeerError, Reason, UsageError
@@ -33,12 +32,9 @@ from privacy.secagg.commands import (
     UnmaskSum,
     UploadCompleted,
 )
-from privacy.secagg.keys import Suite
 from privacy.secagg.messages import (
     AbortRequest,
     AbortSignature,
-    AttemptContext,
-    CohortPlan,
     DealtShares,
     Fingerprint,
     Published,
@@ -46,45 +42,16 @@ from privacy.secagg.messages import (
     RetryVote,
     Roster,
     ShareDelivery,
-    SignedBundle,
     SurvivorQuorum,
     SurvivorSet,
     SurvivorSignature,
     UnmaskShares,
 )
+from privacy.secagg.retry import prove
+from privacy.secagg.rules import ServerConfig, StepTimeouts
 from privacy.secagg.site_steps import DealerError
 
-
-@dataclass(frozen=True)
-class StepTimeouts:
-    """Seconds from the start of each step until it goes on with those who answered."""
-
-    share_keys_s: float = 30.0
-    masked_update_s: float = 300.0
-    consistency_s: float = 30.0
-    unmask_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """Everything that fixes one attempt at the aggregator.
-
-    Attributes:
-        suite: The manifest's suite.
-        context: Names of the attempt; its number is durable before use.
-        bundles: The cohort U1, each verified when it entered the stock (``cohort.check_bundle``),
-            sorted by fingerprint.
-        plan: The frozen plan; bases sorted by fingerprint, one for each bundle.
-        pinned: SPKI (DER) of signing keys, by site.
-        timeouts: See ``StepTimeouts``.
-    """
-
-    suite: Suite
-    context: AttemptContext
-    bundles: tuple[SignedBundle, ...]
-    plan: CohortPlan
-    pinned: Mapping[Fingerprint, bytes]
-    timeouts: StepTimeouts = StepTimeouts()
+__all__ = ["Phase", "ServerAttempt", "ServerConfig", "StepTimeouts"]
 
 
 class Phase(IntEnum):
@@ -97,6 +64,10 @@ class Phase(IntEnum):
     UNMASK = 4
     DONE = 5
     ABORTED = 6
+
+
+class _NotDueError(PeerError):
+    """A frame to drop without blaming its sender."""
 
 
 class ServerAttempt:
@@ -163,10 +134,7 @@ class ServerAttempt:
         Raises:
             PeerError: UNAUTHENTICATED, the site is no member.
         """
-        index = self.cohort.index_of(site)
-        votes = tuple(vote for vote in self.votes if index not in vote.survivors)
-        enough = len(votes) >= self.cohort.limits.retry
-        return RetryProof(self.cohort.ctx, votes) if enough else None
+        return prove(self.cohort, self.votes, site)
 
     def next_deadline_s(self) -> float | None:
         """Return when to send ``Tick`` if nothing comes, Unix seconds; None if never."""
@@ -200,19 +168,29 @@ class ServerAttempt:
     def _on_message(self, message: SiteMessage, now_s: float) -> list[ServerCommand]:
         self.cohort.check_ctx(message.ctx)
         index = self.cohort.index_of(message.sender)
-        take = _TAKERS[type(message)]
         if not isinstance(message, AbortSignature):
             if index in self._out:
                 raise PeerError(Reason.STOPPED, f"{self.cohort.name(index)} is out of the attempt")
             if self.phase is Phase.DONE and isinstance(message, UnmaskShares):
                 return []  # Honest, and slower than the first t.
         try:
-            commands = take(self, index, message)
-        except _NotDue as error:
+            commands = self._take(index, message)
+        except _NotDueError as error:
             raise PeerError(error.reason, str(error.args[0])) from error
         except PeerError as error:
             commands = self._blame(index, error)
         return commands + self._advance(now_s)
+
+    def _take(self, index: int, message: SiteMessage) -> list[ServerCommand]:
+        match message:
+            case DealtShares():
+                return self._take_dealt(index, message)
+            case SurvivorSignature():
+                return self._take_vote(index, message)
+            case UnmaskShares():
+                return self._take_answer(index, message)
+            case AbortSignature():
+                return self._take_abort(index, message)
 
     def _take_dealt(self, index: int, message: DealtShares) -> list[ServerCommand]:
         if index in self._dealt or self.phase > Phase.SHARE_KEYS:
@@ -246,7 +224,7 @@ class ServerAttempt:
         if self.phase is not Phase.ABORTED:
             self._check_due(Phase.CONSISTENCY, self._survivors, index)
         if index not in self._survivors:
-            raise _NotDue(Reason.STOPPED, "the attempt proposed no U3 to this site")
+            raise _NotDueError(Reason.STOPPED, "the attempt proposed no U3 to this site")
         self._verify(index, message.signature, self._survivor_statement())
         self._votes[index] = message.signature
         return []
@@ -278,9 +256,9 @@ class ServerAttempt:
 
     def _check_due(self, phase: Phase, allowed: Collection[int], index: int) -> None:
         if self.is_over:
-            raise _NotDue(Reason.STOPPED, "the attempt is over")
+            raise _NotDueError(Reason.STOPPED, "the attempt is over")
         if self.phase is not phase or index not in allowed:
-            raise _NotDue(Reason.REPLAY, f"{self.cohort.name(index)}: this message is not due")
+            raise _NotDueError(Reason.REPLAY, f"{self.cohort.name(index)}: this message is not due")
 
     def _blame(self, index: int, error: PeerError) -> list[ServerCommand]:
         site = self.cohort.members[index - 1]
@@ -451,18 +429,6 @@ class ServerAttempt:
         return tuple(self.cohort.members[i - 1] for i in indices)
 
 
-class _NotDue(PeerError):
-    """A frame to drop without blaming its sender."""
-
-
 def _check_same(before: object, again: object) -> None:
     if before is not None and before != again:
         raise PeerError(Reason.EQUIVOCATION, "a second, different answer to one step")
-
-
-_TAKERS: dict[type[SiteMessage], Callable[..., list[ServerCommand]]] = {
-    DealtShares: ServerAttempt._take_dealt,
-    SurvivorSignature: ServerAttempt._take_vote,
-    UnmaskShares: ServerAttempt._take_answer,
-    AbortSignature: ServerAttempt._take_abort,
-}

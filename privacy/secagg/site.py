@@ -7,20 +7,21 @@ Here: the order of steps, one durable slot per step, and death. Not here: the ch
            ─ SurvivorSet ─ Sign ─ Commit 3 ─ Send ─ SurvivorQuorum ─ Commit 4 ─ Send ─ Published
 
 From anywhere: a different input, a failed check, a timeout or an ``AbortRequest`` kills the
-attempt. Where slot 3 is still free the site then signs the abort into it, so that it can never sign a U3.
+attempt. Where slot 3 is still free the site then signs the abort into it: it can never sign a U3.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg import slots, statements
+from privacy.secagg import site_checks, slots, statements
 from privacy.secagg.cohort import Cohort, admit
 from privacy.secagg.commands import (
     Abort,
+    AggregatorMessage,
     Commit,
-    Committed,
     CommitRefused,
+    Committed,
     Erase,
     MaskAndUpload,
     Purpose,
@@ -46,7 +47,7 @@ from privacy.secagg.messages import (
     SurvivorSignature,
 )
 from privacy.secagg.retry import RetryPermit, check_permit
-from privacy.secagg.rules import SiteConfig, check_survivors
+from privacy.secagg.rules import SiteConfig
 from privacy.secagg.site_steps import (
     DealerError,
     SharePair,
@@ -189,15 +190,20 @@ class SiteAttempt:
             case Tick():
                 late = self._deadline_s is not None and now_s >= self._deadline_s
                 return self._die(Reason.TIMEOUT, "no progress in time") if late else []
-            case AbortRequest():
-                self._check_ctx(event.ctx)
-                return self._on_abort_request(event)
-            case Published():
-                self._check_ctx(event.ctx)
-                return self._on_published(event)
             case _:
-                self._check_ctx(event.context.digest() if isinstance(event, Roster) else event.ctx)
-                return self._on_input(event, now_s)
+                return self._on_message(event, now_s)
+
+    def _on_message(self, message: AggregatorMessage, now_s: float) -> list[SiteCommand]:
+        ctx = message.context.digest() if isinstance(message, Roster) else message.ctx
+        if ctx != self._ctx:
+            raise PeerError(Reason.WRONG_CONTEXT, "the frame belongs to another attempt")
+        match message:
+            case AbortRequest():
+                return self._on_abort_request(message)
+            case Published():
+                return self._on_published(message)
+            case _:
+                return self._on_input(message, now_s)
 
     def resume(self) -> list[SiteCommand]:
         """Give what the last durable slot determines again (after ``restore`` or a reconnect)."""
@@ -243,21 +249,12 @@ class SiteAttempt:
         return self._output(step) if step in self._slots else []
 
     def _digest(self, event: _Input) -> bytes:
-        """Name an input by everything that its output depends on, without malleable signatures."""
-        match event:
-            case Roster():
-                rh = statements.roster_hash(event.context.digest(), event.bundles)
-                return hash_of(Label.ROSTER_INPUT, rh, event.plan.digest())
-            case ShareDelivery():
-                shares = index_delivery(self._joined, self._config.me, event)
-                return statements.delivery_digest(shares.items())
-            case SurvivorSet():
-                return hash_of(
-                    Label.SURVIVOR_INPUT, len(event.dealt), *event.dealt, *event.survivors
-                )
-            case SurvivorQuorum():
-                # Any T signatures on the string of slot 3 are the same input.
-                return hash_of(Label.SURVIVOR_INPUT, self._survivor_statement())
+        if isinstance(event, Roster):
+            return site_checks.roster_digest(event)
+        statement = b""
+        if isinstance(event, SurvivorQuorum):
+            statement = self._chosen.statement(self._joined)
+        return site_checks.input_digest(self._joined, self._config.me, event, statement)
 
     def _prepare(self, event: _Input, digest: bytes, now_s: float) -> tuple[_Pending, bytes]:
         match event:
@@ -290,55 +287,23 @@ class SiteAttempt:
         """Fix U2_i; everything that could stop the round is checked before the charge."""
         cohort, config = self._joined, self._config
         shares = index_delivery(cohort, config.me, delivery)
-        least = max(cohort.limits.floor, config.policy.own_floor)
-        if len(shares) + 1 < least:
-            raise PeerError(
-                Reason.BELOW_THRESHOLD, f"|U2| = {len(shares) + 1} is below {least}: not charged"
-            )
+        site_checks.check_dealt_size(cohort, config.policy, len(shares) + 1)
         self._hold(self._keys.open_delivery(shares, config.pinned))
         received = tuple((j, share.ciphertext) for j, share in shares.items())
         slot = slots.MaskedSlot(digest, received)
         return _Pending(Step.MASKED_UPDATE, lambda _: slot, digest), b""
 
     def _consistency(self, event: SurvivorSet, digest: bytes) -> tuple[_Pending, bytes]:
-        cohort, me = self._joined, self._config.me
-        dealt, survivors = event.dealt, event.survivors
-        # U2 ∩ (N(i) ∪ {i}) = U2_i: another U2 would make this site reveal a pairwise mask.
-        if dealt != tuple(self._held):
-            raise PeerError(Reason.EQUIVOCATION, "U2 is not the set whose shares came here")
-        if survivors != tuple(sorted(set(survivors))) or not set(survivors) <= set(dealt):
-            raise PeerError(Reason.MALFORMED, "U3 is no sorted subset of U2")
-        if cohort.index_of(me) not in survivors:
-            raise PeerError(Reason.POLICY, "U3 leaves this site out, yet asks for its signature")
-        check_survivors(
-            [cohort.members[j - 1] for j in survivors], cohort.limits, self._config.policy
-        )
-        message = statements.survivor_statement(cohort.rh, cohort.mh, dealt, survivors)
-        pending = _Pending(
-            Step.CONSISTENCY,
-            lambda signature: slots.SurvivorSlot(digest, dealt, survivors, signature),
-            digest,
-            Purpose.SURVIVORS,
-        )
-        return pending, message
+        site_checks.check_survivor_set(self._joined, self._config, tuple(self._held), event)
+
+        def finish(signature: bytes) -> slots.SurvivorSlot:
+            return slots.SurvivorSlot(digest, event.dealt, event.survivors, signature)
+
+        message = finish(b"").statement(self._joined)
+        return _Pending(Step.CONSISTENCY, finish, digest, Purpose.SURVIVORS), message
 
     def _unmask(self, quorum: SurvivorQuorum, digest: bytes) -> tuple[_Pending, bytes]:
-        """Demand T signatures of U3 members on the very string that this site signed."""
-        cohort, chosen, statement = self._joined, self._chosen, self._survivor_statement()
-        signers: set[int] = set()
-        for vote in quorum.signatures:
-            cohort.check_ctx(vote.ctx)
-            index = cohort.index_of(vote.sender)
-            if index not in chosen.survivors or index in signers:
-                raise PeerError(Reason.MALFORMED, f"{cohort.name(index)} has no vote here, or two")
-            if vote.sender != self._config.me or vote.signature != chosen.signature:
-                spki = self._config.pinned[vote.sender]
-                self._config.suite.verify(spki, vote.signature, statement)
-            signers.add(index)
-        if len(signers) < cohort.limits.quorum:
-            raise PeerError(
-                Reason.BELOW_THRESHOLD, f"{len(signers)} signatures, T = {cohort.limits.quorum}"
-            )
+        site_checks.check_quorum(self._joined, self._config, self._chosen, quorum)
         return _Pending(Step.UNMASK, lambda _: slots.UnmaskSlot(digest), digest), b""
 
     # --- the shell's answers ---------------------------------------------------------------------
@@ -389,17 +354,8 @@ class SiteAttempt:
         match slot:
             case slots.SharesSlot():
                 dealing = self._keys.dealing
-                return [
-                    Send(
-                        DealtShares(
-                            cohort.ctx,
-                            me,
-                            dealing.ciphertexts,
-                            dealing.commitments,
-                            slot.signature,
-                        )
-                    )
-                ]
+                ciphertexts, commitments = dealing.ciphertexts, dealing.commitments
+                return [Send(DealtShares(cohort.ctx, me, ciphertexts, commitments, slot.signature))]
             case slots.MaskedSlot():
                 return [MaskAndUpload(self._keys.mask_terms(tuple(self._held)))]
             case slots.SurvivorSlot() | slots.AbortSlot():
@@ -520,14 +476,6 @@ class SiteAttempt:
     def _hold(self, received: dict[int, SharePair]) -> None:
         me = self._joined.index_of(self._config.me)
         self._held = dict(sorted({**received, me: self._keys.dealing.kept}.items()))
-
-    def _check_ctx(self, ctx: bytes) -> None:
-        if ctx != self._ctx:
-            raise PeerError(Reason.WRONG_CONTEXT, "the frame belongs to another attempt")
-
-    def _survivor_statement(self) -> bytes:
-        cohort, chosen = self._joined, self._chosen
-        return statements.survivor_statement(cohort.rh, cohort.mh, chosen.dealt, chosen.survivors)
 
     @property
     def _joined(self) -> Cohort:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from privacy.errors import PeerError, UsageError
+from privacy.secagg import statements
+from privacy.secagg.cohort import Cohort
 from privacy.secagg.commands import Step
 from privacy.secagg.encoding import dec, enc
 from privacy.secagg.messages import (
@@ -102,6 +104,10 @@ class SurvivorSlot:
         return enc(
             "slot-3-u3", self.input_digest, self.signature, *sizes, *self.dealt, *self.survivors
         )
+
+    def statement(self, cohort: Cohort) -> bytes:
+        """Return the u3 string that the signature is on."""
+        return statements.survivor_statement(cohort.rh, cohort.mh, self.dealt, self.survivors)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,112 @@
+"""What a site checks in steps 2 to 4 before it goes on, and how it names its inputs.
+
+Step 0's checks are in ``cohort.admit``; those of dealt shares in ``site_steps``.
+"""
+
+from privacy.errors import PeerError, Reason
+from privacy.secagg import statements
+from privacy.secagg.cohort import Cohort
+from privacy.secagg.encoding import Label, hash_of
+from privacy.secagg.messages import (
+    Fingerprint,
+    Roster,
+    ShareDelivery,
+    SurvivorQuorum,
+    SurvivorSet,
+)
+from privacy.secagg.rules import CohortPolicy, SiteConfig, check_survivors
+from privacy.secagg.site_steps import index_delivery
+from privacy.secagg.slots import SurvivorSlot
+
+
+def roster_digest(roster: Roster) -> bytes:
+    """Name the input of step 1: ctx, signed bodies and plan, not the malleable signatures."""
+    rh = statements.roster_hash(roster.context.digest(), roster.bundles)
+    return hash_of(Label.ROSTER_INPUT, rh, roster.plan.digest())
+
+
+def input_digest(
+    cohort: Cohort,
+    me: Fingerprint,
+    event: ShareDelivery | SurvivorSet | SurvivorQuorum,
+    statement: bytes,
+) -> bytes:
+    """Name the input of step 2, 3 or 4 by everything that its output depends on.
+
+    Args:
+        cohort: The admitted cohort.
+        me: This site.
+        event: The input.
+        statement: For step 4 the u3 string of slot 3: any T signatures on it are the same input.
+
+    Raises:
+        PeerError: A delivery that does not belong to the cohort.
+    """
+    match event:
+        case ShareDelivery():
+            return statements.delivery_digest(index_delivery(cohort, me, event).items())
+        case SurvivorSet():
+            return hash_of(Label.SURVIVOR_INPUT, len(event.dealt), *event.dealt, *event.survivors)
+        case SurvivorQuorum():
+            return hash_of(Label.SURVIVOR_INPUT, statement)
+
+
+def check_dealt_size(cohort: Cohort, policy: CohortPolicy, dealt: int) -> None:
+    """Check |U2_i| >= max(t, T, N_min, own min_cohort): a round that cannot finish charges nobody.
+
+    Raises:
+        PeerError: BELOW_THRESHOLD.
+    """
+    least = max(cohort.limits.floor, policy.own_floor)
+    if dealt < least:
+        raise PeerError(Reason.BELOW_THRESHOLD, f"|U2| = {dealt} is below {least}: not charged")
+
+
+def check_survivor_set(
+    cohort: Cohort, config: SiteConfig, held: tuple[int, ...], event: SurvivorSet
+) -> None:
+    """Check that U2 is U2_i, that U3 is a subset of it that holds i, and the sizes (step 3).
+
+    Args:
+        cohort: The admitted cohort.
+        config: This site's.
+        held: U2_i: whose shares came here, this site included, ascending.
+        event: What the aggregator proposes.
+
+    Raises:
+        PeerError: EQUIVOCATION, another U2: this site would reveal a share of a member that it
+            masked with, or not; MALFORMED; POLICY; BELOW_THRESHOLD.
+    """
+    dealt, survivors = event.dealt, event.survivors
+    if dealt != held:
+        raise PeerError(Reason.EQUIVOCATION, "U2 is not the set whose shares came here")
+    if survivors != tuple(sorted(set(survivors))) or not set(survivors) <= set(dealt):
+        raise PeerError(Reason.MALFORMED, "U3 is no sorted subset of U2")
+    if cohort.index_of(config.me) not in survivors:
+        raise PeerError(Reason.POLICY, "U3 leaves this site out, yet asks for its signature")
+    check_survivors([cohort.members[j - 1] for j in survivors], cohort.limits, config.policy)
+
+
+def check_quorum(
+    cohort: Cohort, config: SiteConfig, chosen: SurvivorSlot, quorum: SurvivorQuorum
+) -> None:
+    """Demand T signatures of distinct U3 members on the very string that this site signed (step 4).
+
+    Raises:
+        PeerError: WRONG_CONTEXT, UNAUTHENTICATED, MALFORMED (no member of U3, or twice),
+            BAD_SIGNATURE, BELOW_THRESHOLD.
+    """
+    statement = chosen.statement(cohort)
+    signers: set[int] = set()
+    for vote in quorum.signatures:
+        cohort.check_ctx(vote.ctx)
+        index = cohort.index_of(vote.sender)
+        if index not in chosen.survivors or index in signers:
+            raise PeerError(Reason.MALFORMED, f"{cohort.name(index)} has no vote here, or two")
+        if vote.sender != config.me or vote.signature != chosen.signature:
+            config.suite.verify(config.pinned[vote.sender], vote.signature, statement)
+        signers.add(index)
+    if len(signers) < cohort.limits.quorum:
+        raise PeerError(
+            Reason.BELOW_THRESHOLD, f"{len(signers)} signatures, T = {cohort.limits.quorum}"
+        )
