@@ -1,0 +1,182 @@
+"""Hypothesis strategies for every valid message of a session, and of the other services."""
+
+from hypothesis import strategies as st
+
+from privacy.errors import Reason
+from privacy.secagg.messages import (
+    AbortRequest,
+    AbortSignature,
+    AttemptContext,
+    BaseVersion,
+    Bundle,
+    CohortPlan,
+    DealtShares,
+    DeliveredShare,
+    RevealedShare,
+    Roster,
+    ShareCommitments,
+    ShareDelivery,
+    SignedBundle,
+    SurvivorQuorum,
+    SurvivorSet,
+    SurvivorSignature,
+    UnmaskShares,
+)
+from tidegate import messages as m
+from tidegate.convert.secagg import SHARE_CIPHERTEXT_BYTES
+
+SENDER = b"\x5a" * 32
+COHORT = 5
+
+slugs = st.from_regex(r"[a-z0-9][a-z0-9-]{0,62}", fullmatch=True)
+texts = st.text(max_size=60).filter(str.isprintable)
+reasons = st.sampled_from([reason.value for reason in Reason])
+rounds = st.integers(0, 1_000_000)
+seconds = st.floats(0, 1e6)
+hashes = st.binary(min_size=32, max_size=32)
+signatures = st.binary(min_size=8, max_size=72)
+points = st.binary(min_size=64, max_size=64).map(lambda raw: b"\x04" + raw)
+ciphertexts = st.binary(min_size=SHARE_CIPHERTEXT_BYTES, max_size=SHARE_CIPHERTEXT_BYTES)
+blobs = st.binary(min_size=1, max_size=80)
+index_sets = st.sets(st.integers(1, 200), min_size=1, max_size=8).map(lambda s: tuple(sorted(s)))
+site_sets = st.lists(hashes, min_size=2, max_size=COHORT, unique=True).map(sorted)
+hash_rows = st.lists(hashes, min_size=COHORT, max_size=COHORT).map(tuple)
+commitments = st.builds(ShareCommitments, hashes, hash_rows, hash_rows)
+
+
+def bundles(site):
+    bundle = st.builds(
+        Bundle,
+        consortium_id=slugs,
+        site=st.just(site),
+        instance_id=st.binary(min_size=16, max_size=16),
+        serial=st.integers(0, 2**63 - 1),
+        c_pk=points,
+        m_pk=points,
+        r_commitment=hashes,
+        not_after_s=st.integers(0, 2**40),
+    )
+    return st.builds(SignedBundle, bundle, signatures)
+
+
+@st.composite
+def dealt_shares(draw):
+    own = draw(st.integers(0, COHORT - 1))
+    texts = [draw(ciphertexts) for _ in range(COHORT)]
+    texts[own] = b""
+    return DealtShares(draw(hashes), SENDER, tuple(texts), draw(commitments), draw(signatures))
+
+
+@st.composite
+def unmask_shares(draw):
+    owners = draw(index_sets)
+    cut = draw(st.integers(0, len(owners)))
+    value = st.binary(min_size=33, max_size=33)
+    revealed = [RevealedShare(owner, draw(value)) for owner in owners]
+    return UnmaskShares(draw(hashes), SENDER, tuple(revealed[:cut]), tuple(revealed[cut:]))
+
+
+@st.composite
+def bundle_stocks(draw):
+    stock = draw(
+        st.lists(bundles(SENDER), min_size=1, max_size=3, unique_by=lambda s: s.bundle.serial)
+    )
+    return m.BundleStock(tuple(stock))
+
+
+def signed(kind):
+    return st.builds(kind, ctx=hashes, sender=st.just(SENDER), signature=signatures)
+
+
+@st.composite
+def job_replies(draw):
+    accepted = draw(st.booleans())
+    reason = "" if accepted else draw(reasons)
+    return m.JobReply(draw(slugs), accepted, reason, draw(texts))
+
+
+site_messages = st.one_of(
+    st.builds(
+        m.Hello,
+        protocol=texts,
+        instance_id=st.binary(min_size=16, max_size=16),
+        device=texts,
+        jobs=st.lists(slugs, max_size=3, unique=True).map(tuple),
+    ),
+    bundle_stocks(),
+    job_replies(),
+    st.builds(m.Ready, slugs, rounds, rounds, seconds, seconds, seconds, seconds),
+    st.builds(m.NotReady, slugs, rounds, reasons, texts, seconds),
+    dealt_shares(),
+    signed(SurvivorSignature),
+    unmask_shares(),
+    signed(AbortSignature),
+    st.builds(m.AttemptFailed, hashes, reasons, texts),
+)
+
+
+@st.composite
+def rosters(draw):
+    sites = draw(site_sets)
+    context = draw(
+        st.builds(
+            AttemptContext,
+            suite=texts,
+            consortium_id=slugs,
+            manifest_hash=hashes,
+            job_id=slugs,
+            roster_epoch=st.integers(0, 2**32 - 1),
+            round=rounds,
+            attempt=st.integers(1, 100_000),
+        )
+    )
+    plan = draw(
+        st.builds(
+            CohortPlan,
+            encoding=blobs,
+            ring_bits=st.integers(8, 32),
+            length=st.integers(1, 1 << 26),
+            colluders=st.integers(1, 100),
+            min_survivors=st.integers(101, 200),
+            chain_head=hashes,
+            bases=st.just(tuple(BaseVersion(site, draw(rounds)) for site in sites)),
+        )
+    )
+    return Roster(context, tuple(draw(bundles(site)) for site in sites), plan)
+
+
+@st.composite
+def share_deliveries(draw):
+    shares = [
+        DeliveredShare(
+            sender, draw(ciphertexts), draw(hash_rows), draw(commitments), draw(signatures)
+        )
+        for sender in draw(site_sets)
+    ]
+    return ShareDelivery(draw(hashes), tuple(shares))
+
+
+@st.composite
+def quorums(draw):
+    ctx = draw(hashes)
+    sites = draw(site_sets)
+    return SurvivorQuorum(
+        ctx, tuple(SurvivorSignature(ctx, site, draw(signatures)) for site in sites)
+    )
+
+
+aggregator_messages = st.one_of(
+    st.builds(m.Welcome, texts, blobs, signatures),
+    st.builds(m.Welcome, texts, st.just(b""), st.just(b"")),
+    st.builds(m.BundleRequest, st.integers(1, 256)),
+    st.builds(m.JobOffer, slugs, blobs, hashes, st.integers(1, 1 << 20), blobs, blobs),
+    st.builds(m.TrainRequest, slugs, rounds, rounds, hashes, st.integers(1, 1 << 28), hashes),
+    rosters(),
+    share_deliveries(),
+    st.builds(SurvivorSet, hashes, index_sets, index_sets),
+    quorums(),
+    st.builds(AbortRequest, hashes, reasons),
+    st.builds(m.AttemptResult, hashes, hashes, index_sets),
+    st.builds(m.JobEnded, slugs, st.sampled_from(["finished", "failed", "stopped"]), texts),
+    st.builds(m.Refused, reasons, texts),
+)
