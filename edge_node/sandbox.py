@@ -1,7 +1,38 @@
-"""Name what a site's trainer process is kept from, and which protections are in force."""
+"""Keep a site's trainer process away from everything but the rows it is handed.
 
-from dataclasses import asdict, dataclass
+The app may be wrong or hostile, and it sees raw records. What it could do with them is therefore
+taken away twice over: by namespaces (no network, a root without the site's files, no other
+process), and by a system call filter, limits and the loss of every privilege, which hold even where
+a machine allows no namespaces. `enter` confines a freshly started process before it loads a
+library; `seal` adds the filter once the libraries are loaded and before the app is.
+
+Nothing here hides the rows from the app or bounds what its gradients say: that is the clip's and
+the noise's work, in another process (privacy.md, "Who is trusted with the clip").
+
+This file and what it imports stay free of heavy libraries: the process they confine forks.
+"""
+
+import os
+import platform
+import resource
+import select
+import signal
+import sys
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import NoReturn
+
+from edge_node import linux_calls
+from edge_node.jail_root import APP_ROOT, enter_jail
+from edge_node.linux_calls import Namespace
+from edge_node.syscall_filter import filter_program
+
+_INNER_ID = 1000  # any but 0: files and scripts of the app then see a plain user
+_NO_NAMESPACE = Namespace(0)
+_MIB = 1 << 20
+_MAX_FILE_BYTES = 16 * _MIB
+_MAX_THREADS = 256
 
 
 class SandboxMode(StrEnum):
@@ -37,6 +68,206 @@ class SandboxReport:
         return tuple(name for name, held in asdict(self).items() if held is False)
 
 
+@dataclass(frozen=True)
+class SandboxPlan:
+    """What a trainer process is to be confined to.
+
+    Attributes:
+        app_folder: The unpacked app.
+        hidden: The site's own folders.
+        memory_mib: What it may allocate.
+        accelerator_nodes: Device files it needs; none for the CPU.
+    """
+
+    app_folder: str
+    memory_mib: int
+    hidden: tuple[str, ...] = ()
+    accelerator_nodes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Progress:
+    """What has been reached on the way into the sandbox."""
+
+    namespaces: Namespace = _NO_NAMESPACE
+    filesystem: bool = False
+    memory: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+class Sandbox:
+    """The confinement of this process, entered in two steps."""
+
+    def __init__(self, plan: SandboxPlan, progress: _Progress) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._filtered = False
+
+    @property
+    def app_folder(self) -> str:
+        """Return where the app lies for this process."""
+        return APP_ROOT if self._progress.filesystem else self._plan.app_folder
+
+    def seal(self) -> SandboxReport:
+        """Install the system call filter on all threads and say what is in force.
+
+        To be called after the libraries are loaded (they look at files and start threads as they
+        come up) and before any line of the app runs.
+        """
+        accelerator = bool(self._plan.accelerator_nodes)
+        program = filter_program(platform.machine(), os.getpid(), accelerator=accelerator)
+        if program:
+            self._install(program)
+        else:
+            note = f"no system call filter is known for {platform.machine()} machines"
+            self._progress.notes.append(note)
+        return self._report(sockets_refused=self._filtered and not accelerator)
+
+    def _install(self, program: bytes) -> None:
+        try:
+            linux_calls.install_filter(program)
+            self._filtered = True
+        except OSError as error:
+            self._progress.notes.append(f"no system call filter: {error.strerror}")
+
+    def _report(self, *, sockets_refused: bool) -> SandboxReport:
+        progress = self._progress
+        alone = Namespace.PID in progress.namespaces and progress.filesystem
+        return SandboxReport(
+            network=Namespace.NETWORK in progress.namespaces or sockets_refused,
+            filesystem=progress.filesystem,
+            process=alone and self._filtered,
+            memory=progress.memory,
+            syscalls=self._filtered,
+            notes=tuple(progress.notes),
+        )
+
+
+def enter(plan: SandboxPlan, lifeline: int, worker_only: tuple[int, ...]) -> Sandbox:
+    """Confine this process, which must be fresh: one thread, no library loaded, no secret read.
+
+    The process forks. The first becomes a supervisor that only waits: it ends the second, and with
+    it the second's whole process namespace, when the lifeline closes because the daemon let go of
+    it or died, however it died. Only the second returns from here.
+
+    Args:
+        plan: What to confine to.
+        lifeline: Read end of a pipe whose other end only the daemon holds.
+        worker_only: File descriptors that the supervisor must let go of.
+
+    Returns:
+        The sandbox, short of its filter; what could not be had is in the report of `seal`.
+    """
+    progress = _Progress()
+    _take_namespaces(progress)
+    pid = os.fork()
+    if pid:
+        _supervise(pid, lifeline, worker_only)
+    os.close(lifeline)
+    linux_calls.die_with_parent(signal.SIGKILL)
+    if os.getppid() == 1:  # the supervisor died before the line above
+        os._exit(1)
+    if Namespace.MOUNT in progress.namespaces:
+        _take_root(plan, progress)
+    else:
+        os.chdir("/")
+    _take_limits(plan, progress)
+    linux_calls.drop_capabilities()
+    linux_calls.forbid_new_privileges()
+    return Sandbox(plan, progress)
+
+
+def _take_namespaces(progress: _Progress) -> None:
+    own = Namespace.MOUNT | Namespace.UTS | Namespace.IPC | Namespace.PID | Namespace.NETWORK
+    user_id, group_id = os.geteuid(), os.getegid()
+    try:
+        linux_calls.unshare(own | Namespace.USER)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/gid_map", f"{_INNER_ID} {group_id} 1")
+        _write("/proc/self/uid_map", f"{_INNER_ID} {user_id} 1")
+        progress.namespaces = own | Namespace.USER
+    except OSError as error:
+        progress.notes.append(
+            f"no user namespace: {error.strerror}; allow unprivileged user namespaces "
+            "(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0)"
+        )
+        if user_id == 0:
+            _take_namespaces_as_root(own, progress)
+
+
+def _take_namespaces_as_root(own: Namespace, progress: _Progress) -> None:
+    try:
+        linux_calls.unshare(own)
+        progress.namespaces = own
+        progress.notes.clear()
+    except OSError as error:
+        progress.notes.append(f"no namespaces as root either: {error.strerror}")
+
+
+def _take_root(plan: SandboxPlan, progress: _Progress) -> None:
+    packages = _package_folders()
+    shown = [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve()), *packages]
+    try:
+        enter_jail(shown, plan.app_folder, list(plan.hidden), list(plan.accelerator_nodes))
+        progress.filesystem = True
+    except OSError as error:
+        progress.notes.append(f"the site's files stay visible: {error.strerror}")
+
+
+def _package_folders() -> list[str]:
+    """Find Tidegate's packages: in a source tree they lie outside the installation."""
+    here = Path(__file__).parent
+    return [str(here), str(here.parent / "privacy")]
+
+
+def _take_limits(plan: SandboxPlan, progress: _Progress) -> None:
+    accelerator = bool(plan.accelerator_nodes)
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: _MAX_FILE_BYTES,
+        resource.RLIMIT_NOFILE: 4096 if accelerator else 256,
+    }
+    if Namespace.USER in progress.namespaces:  # elsewhere the user's other processes count too
+        limits[resource.RLIMIT_NPROC] = 16 * _MAX_THREADS if accelerator else _MAX_THREADS
+    for name, value in limits.items():
+        _limit(name, value)
+    # Address space would also count what drivers only reserve; this counts private memory in use.
+    _limit(resource.RLIMIT_DATA, plan.memory_mib * _MIB)
+    progress.memory = True
+
+
+def _limit(name: int, value: int) -> None:
+    _, hard = resource.getrlimit(name)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(name, (bound, bound))
+
+
+def _supervise(pid: int, lifeline: int, worker_only: tuple[int, ...]) -> NoReturn:
+    """Wait until the worker ends or the lifeline closes, end the worker, and exit as it did."""
+    for descriptor in (0, 1, 2, *worker_only):
+        os.close(descriptor)
+    worker = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)  # closing shows as POLLHUP; nothing is ever written
+    poll.register(worker, select.POLLIN)
+    while not poll.poll():
+        pass
+    signal.pidfd_send_signal(worker, signal.SIGKILL)  # harmless to one that has ended
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="ascii")
+
+
 async def probe_sandbox() -> SandboxReport:
-    """Enter the sandbox in a process of its own and say what holds on this machine."""
-    raise NotImplementedError
+    """Enter the sandbox in a process of its own and say what holds on this machine.
+
+    Raises:
+        TrainerFailure: Not even a process could be started.
+    """
+    from edge_node.trainer import probe  # noqa: PLC0415 - the confined process must stay light
+
+    return await probe()

@@ -1,0 +1,94 @@
+"""Lay out the memory that the daemon and its trainer process share.
+
+One anonymous file holds the model, and two slots each of a batch of rows, its per-record gradients
+and its per-record metrics: while the daemon clips and sums what lies in one slot, the trainer fills
+the other. The file's size is sealed, so the trainer cannot shrink it and crash the daemon; what
+lies in it is the trainer's to change at any time, so the daemon copies before it checks.
+
+Shapes: D = coordinates of the model vector, P = rows of a physical batch, C = declared columns,
+M = metrics a record.
+"""
+
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLOTS = 2
+_ALIGNMENT = 64
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot's arrays: float32 views of the shared memory."""
+
+    rows_PC: FloatArray
+    gradients_PD: FloatArray
+    metrics_PM: FloatArray
+
+
+@dataclass(frozen=True)
+class SharedArrays:
+    """The arrays of a mapped file."""
+
+    model_D: FloatArray
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """The sizes that both sides agree on."""
+
+    model_length: int
+    physical_batch: int
+    n_columns: int
+    metrics_length: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the size of the file. Pages that nobody writes take no memory."""
+        return _aligned(4 * self.model_length) + SLOTS * sum(
+            _aligned(4 * self.physical_batch * width) for width in self._widths
+        )
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        return self.n_columns, self.model_length, self.metrics_length
+
+    def create(self) -> int:
+        """Make the file and give its descriptor, close-on-exec."""
+        descriptor = os.memfd_create("tidegate-trainer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, self.n_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return descriptor
+
+    def attach(self, descriptor: int) -> SharedArrays:
+        """Map the file; the descriptor may be closed afterwards.
+
+        The mapping lasts as long as one of the arrays does.
+        """
+        memory = mmap.mmap(descriptor, self.n_bytes)
+        begin = 0
+
+        def next_array(*shape: int) -> FloatArray:
+            nonlocal begin
+            array: FloatArray = np.ndarray(shape, dtype=np.float32, buffer=memory, offset=begin)
+            begin += _aligned(array.nbytes)
+            return array
+
+        model_D = next_array(self.model_length)
+        slots = tuple(
+            Slot(*(next_array(self.physical_batch, width) for width in self._widths))
+            for _ in range(SLOTS)
+        )
+        return SharedArrays(model_D, slots)
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,64 @@
+"""Wrap a task into a Flower ``ClientApp``: Tidegate's own training code around the job's functions.
+
+Messages carry settings only. Rows and results go through the shared memory that the port shows: the
+daemon samples, clips, sums and adds noise, so neither rows nor gradients are this app's to send.
+"""
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from edge_node.batch_port import BatchPort
+from edge_node.flower_bridge import float_setting, int_setting, reply_to
+from edge_node.local_steps import LocalSteps
+from edge_node.record_gradients import RecordGradients
+from edge_node.trainer_frames import GRADIENTS, STEPS
+
+
+def build_gradients_app(port: BatchPort, engine: RecordGradients) -> ClientApp:
+    """Make the app that answers a request for per-record gradients and metrics.
+
+    Args:
+        port: Where batches come from and results go.
+        engine: What evaluates a batch.
+    """
+    app = ClientApp()
+    model_D = torch.from_numpy(port.arrays.model_D)
+    slots = [
+        tuple(torch.from_numpy(array) for array in (s.rows_PC, s.gradients_PD, s.metrics_PM))
+        for s in port.arrays.slots
+    ]
+
+    @app.train(GRADIENTS)
+    def record_gradients(message: Message, _: Context) -> Message:
+        n_chunks = int_setting(message, "chunks")
+        engine.set_model(model_D)
+        for slot, _n_valid in port.batches(n_chunks):
+            engine(*slots[slot])  # padding too: the shape of a batch never changes
+        return reply_to(message, {"chunks": n_chunks})
+
+    return app
+
+
+def build_steps_app(port: BatchPort, engine: LocalSteps) -> ClientApp:
+    """Make the app that answers a request for local steps.
+
+    Args:
+        port: Where batches come from; the trained model goes where the given one was.
+        engine: What takes the steps.
+    """
+    app = ClientApp()
+    model_D = torch.from_numpy(port.arrays.model_D)
+    slots = [torch.from_numpy(slot.rows_PC) for slot in port.arrays.slots]
+
+    @app.train(STEPS)
+    def local_steps(message: Message, _: Context) -> Message:
+        n_chunks = int_setting(message, "chunks")
+        learning_rate = float_setting(message, "learning_rate")
+        engine.set_model(model_D)
+        for slot, n_valid in port.batches(n_chunks):
+            engine.step(slots[slot][:n_valid], learning_rate)
+        engine.read_model(model_D)
+        return reply_to(message, {"chunks": n_chunks})
+
+    return app

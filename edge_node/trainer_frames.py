@@ -1,0 +1,130 @@
+"""Say what the daemon and its trainer tell each other besides arrays: small JSON frames.
+
+The socket keeps frames apart (SOCK_SEQPACKET), so none needs a length before it. Frames from the
+trainer are hostile input: bounded in size, and nothing but the fields below is read from them.
+
+A conversation: the daemon sends a `Start`, the trainer answers with a report or a failure. Then,
+request by request: an action with a number of chunks; a ``chunk`` frame for each slot that the
+daemon has filled, at most two ahead; a ``chunk`` frame back for each slot that is done, in the same
+order; ``done`` at the end. Instead of any answer the trainer may send a failure, its last frame.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edge_node.sandbox import SandboxReport
+from privacy.errors import PeerError, Reason
+
+MAX_FRAME_BYTES = 1 << 16
+MAX_DETAIL = 4000
+GRADIENTS = "gradients"
+STEPS = "steps"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Daemon to trainer, first: all it needs to confine itself and load the app.
+
+    Attributes:
+        app_folder: The unpacked app; empty to only enter the sandbox and report.
+        task_file: The task's path inside it.
+        columns: The columns of a row, in order.
+        spec_digest: Digest of the vector spec, hex.
+        model_length: D.
+        metrics_length: M.
+        physical_batch: P.
+        per_record: Whether gradients will be asked for, or local steps.
+        seed: Seeds torch before ``model()``.
+        threads: Threads torch computes with.
+        device: ``auto`` or a torch device.
+        memory_mib: Memory limit.
+        hidden: The site's folders.
+        required: Whether a missing protection ends the process before the app is loaded.
+    """
+
+    app_folder: str
+    task_file: str
+    columns: tuple[str, ...]
+    spec_digest: str
+    model_length: int
+    metrics_length: int
+    physical_batch: int
+    per_record: bool
+    seed: int
+    threads: int
+    device: str
+    memory_mib: int
+    hidden: tuple[str, ...]
+    required: bool
+
+
+def encode(frame: dict[str, Any]) -> bytes:
+    """Write a frame.
+
+    Raises:
+        PeerError: TOO_LARGE: it does not fit, as with thousands of columns.
+    """
+    raw = json.dumps(frame, separators=(",", ":")).encode("ascii")
+    if len(raw) > MAX_FRAME_BYTES:
+        message = f"a trainer frame of {len(raw)} bytes exceeds {MAX_FRAME_BYTES}"
+        raise PeerError(Reason.TOO_LARGE, message)
+    return raw
+
+
+def encode_start(start: Start) -> bytes:
+    """Write the first frame."""
+    return encode(asdict(start))
+
+
+def decode_start(raw: bytes) -> Start:
+    """Read the first frame, which the daemon wrote: it is trusted."""
+    fields: dict[str, Any] = json.loads(raw)
+    fields["columns"] = tuple(fields["columns"])
+    fields["hidden"] = tuple(fields["hidden"])
+    return Start(**fields)
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """Read a frame of the trainer, without trusting it.
+
+    Raises:
+        PeerError: MALFORMED: it is not a JSON object.
+    """
+    try:
+        frame = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(Reason.MALFORMED, "the trainer sent no JSON") from error
+    if not isinstance(frame, dict):
+        raise PeerError(Reason.MALFORMED, "the trainer sent JSON that is no object")
+    return frame
+
+
+def report_frame(report: SandboxReport, device: str) -> dict[str, Any]:
+    """Say that the app is loaded, or the sandbox entered."""
+    return {"ready": asdict(report), "device": device}
+
+
+def read_report(frame: dict[str, Any]) -> SandboxReport:
+    """Read a report.
+
+    Raises:
+        PeerError: MALFORMED: it is none.
+    """
+    ready = frame.get("ready")
+    if not isinstance(ready, dict) or not isinstance(ready.get("notes"), list):
+        raise PeerError(Reason.MALFORMED, "the trainer sent something else than its report")
+    notes = tuple(str(note)[:MAX_DETAIL] for note in ready["notes"][:16])
+    return SandboxReport(
+        network=ready.get("network") is True,
+        filesystem=ready.get("filesystem") is True,
+        process=ready.get("process") is True,
+        memory=ready.get("memory") is True,
+        syscalls=ready.get("syscalls") is True,
+        notes=notes,
+    )
+
+
+def failure_frame(kind: str, detail: str) -> dict[str, Any]:
+    """Say why the trainer ends: ``app``, ``memory`` or ``sandbox``, and what happened."""
+    return {"failed": kind, "detail": detail[:MAX_DETAIL]}

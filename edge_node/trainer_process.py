@@ -1,0 +1,81 @@
+"""The trainer process: confine itself, then load the app and answer the daemon until it hangs up.
+
+Started by ``edge_node.trainer`` as ``python -I -B -m edge_node.trainer_process SOCKET MEMORY
+LIFELINE`` with three inherited file descriptors. Until the sandbox is entered nothing heavy is
+imported, for the process forks there; ``edge_node.trainer_worker`` is the rest.
+"""
+
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+from edge_node import trainer_frames
+from edge_node.device import device_nodes
+from edge_node.sandbox import Sandbox, SandboxPlan, enter
+from edge_node.trainer_frames import Start
+
+_MEMORY_WORDS = ("can't allocate memory", "out of memory", "Unable to allocate", "MemoryError")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process.
+
+    Args:
+        arguments: The numbers of the descriptors of the socket, the shared memory, the lifeline.
+
+    Returns:
+        The exit status: 0 when the daemon hung up, 1 after a failure was told to it.
+    """
+    connection_fd, memory_fd, lifeline_fd = (int(argument) for argument in arguments)
+    connection = socket.socket(fileno=connection_fd)
+    start = trainer_frames.decode_start(connection.recv(trainer_frames.MAX_FRAME_BYTES))
+    plan = SandboxPlan(
+        app_folder=start.app_folder or str(Path(__file__).parent),
+        memory_mib=start.memory_mib,
+        hidden=start.hidden,
+        accelerator_nodes=device_nodes(start.device),
+    )
+    sandbox = enter(plan, lifeline_fd, (connection_fd, memory_fd))
+    try:
+        _work(start, connection, memory_fd, sandbox)
+    except BaseException as error:  # noqa: BLE001 - the app may raise anything, SystemExit too
+        _tell(connection, _failure_of(error, sandbox.app_folder))
+        return 1
+    return 0
+
+
+def _work(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sandbox) -> None:
+    if not start.app_folder:  # a probe
+        _tell(connection, trainer_frames.report_frame(sandbox.seal(), "none"))
+        return
+    from edge_node.trainer_worker import serve  # noqa: PLC0415 - torch, on this side of the fork
+
+    serve(start, connection, memory_fd, sandbox)
+
+
+def _failure_of(error: BaseException, app_folder: str) -> dict[str, object]:
+    """Say what the app raised, and the last line of the app that it came through.
+
+    The text may hold data of the site.
+    """
+    text = "".join(traceback.format_exception_only(error)).strip()
+    memory = isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS)
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(app_folder + os.sep):
+            place = f" ({os.path.relpath(frame.filename, app_folder)}, line {frame.lineno})"
+    return trainer_frames.failure_frame("memory" if memory else "app", text + place)
+
+
+def _tell(connection: socket.socket, frame: dict[str, object]) -> None:
+    try:
+        connection.sendall(trainer_frames.encode(frame))
+    except BrokenPipeError:  # the daemon is gone; so are we, at once
+        return
+
+
+if __name__ == "__main__":
+    # The app's libraries may have left threads that never end: nothing is waited for or flushed.
+    os._exit(main(sys.argv[1:]))

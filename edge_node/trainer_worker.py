@@ -1,0 +1,98 @@
+"""Load the app inside the sandbox and answer the daemon's requests (trainer side).
+
+Every library is imported before the system call filter is put in place, the app after it.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import torch
+from flwr.clientapp import ClientApp
+
+from edge_node.batch_port import BatchPort, DaemonGoneError
+from edge_node.device import pick_device
+from edge_node.flower_bridge import new_context, new_message
+from edge_node.local_steps import LocalSteps
+from edge_node.record_gradients import RecordGradients, load_libraries
+from edge_node.sandbox import Sandbox
+from edge_node.shared_memory import SharedLayout
+from edge_node.task import Task, TaskError, load_task, spec_of
+from edge_node.task_app import build_gradients_app, build_steps_app
+from edge_node.trainer_frames import Start, failure_frame, report_frame
+from privacy.spec import VectorSpec
+
+
+def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sandbox) -> None:
+    """Load the app and answer requests until the daemon hangs up.
+
+    Args:
+        start: What the daemon asked for.
+        connection: The conversation with it.
+        memory_fd: The shared memory; closed here.
+        sandbox: Entered, not yet sealed.
+
+    Raises:
+        TaskError: The app breaks a rule.
+        Exception: Whatever the app raises.
+    """
+    layout = SharedLayout(
+        start.model_length, start.physical_batch, len(start.columns), start.metrics_length
+    )
+    port = BatchPort(connection, layout.attach(memory_fd))
+    os.close(memory_fd)
+    device = _open_device(start)
+    if start.per_record:
+        load_libraries()
+    report = sandbox.seal()
+    if start.required and report.missing:
+        lacking = f"missing: {', '.join(report.missing)}"
+        port.send(failure_frame("sandbox", "; ".join([lacking, *report.notes])))
+        return
+    app = _load(start, port, Path(sandbox.app_folder), device)
+    port.send(report_frame(report, str(device)))
+    try:
+        _answer_requests(app, port)
+    except DaemonGoneError:
+        return
+
+
+def _open_device(start: Start) -> torch.device:
+    torch.set_num_threads(start.threads)
+    device = pick_device(start.device)
+    if device.type != "cpu":
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        torch.zeros(1, device=device)  # the driver comes up before the filter is in place
+    return device
+
+
+def _load(start: Start, port: BatchPort, folder: Path, device: torch.device) -> ClientApp:
+    task = load_task(folder, start.task_file, start.seed)
+    spec = _check_spec(task, start)
+    task.model.to(device)
+    if not start.per_record:
+        return build_steps_app(port, LocalSteps(task, spec, start.columns))
+    engine = RecordGradients(task, spec, start.columns, start.metrics_length)
+    engine.check_independence(start.physical_batch)
+    return build_gradients_app(port, engine)
+
+
+def _check_spec(task: Task, start: Start) -> VectorSpec:
+    spec = spec_of(task.model)
+    if spec.digest.hex() != start.spec_digest:
+        names = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in spec.tensors[:5])
+        raise TaskError(
+            f"model() gives {len(spec.tensors)} trainable tensors of {spec.length} numbers "
+            f"({names}), not those of the job with {start.model_length} numbers: the app and the "
+            "job's vector spec do not belong together"
+        )
+    return spec
+
+
+def _answer_requests(app: ClientApp, port: BatchPort) -> None:
+    context = new_context()
+    while True:
+        request = port.receive()
+        action = request.pop("action")
+        app(new_message(action, request), context)
+        port.send({"done": True})
