@@ -175,7 +175,7 @@ aggregator_messages = st.one_of(
     share_deliveries(),
     st.builds(SurvivorSet, hashes, index_sets, index_sets),
     quorums(),
-    st.builds(AbortRequest, hashes, reasons),
+    st.builds(AbortRequest, hashes, texts),
     st.builds(m.AttemptResult, hashes, hashes, index_sets),
     st.builds(m.JobEnded, slugs, st.sampled_from(["finished", "failed", "stopped"]), texts),
     st.builds(m.Refused, reasons, texts),

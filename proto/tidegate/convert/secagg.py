@@ -152,9 +152,9 @@ def unmask_shares_from_wire(
 
 
 def abort_request_from_wire(message: pb.AbortRequest) -> AbortRequest:
-    """Take the aggregator's request to give an attempt up."""
+    """Take the aggregator's request to give an attempt up; its reason is text for people."""
     ctx = bounds.sha256(message.ctx, "abort_request.ctx")
-    return AbortRequest(ctx, bounds.reason(message.reason, "abort_request.reason"))
+    return AbortRequest(ctx, bounds.text(message.reason, "abort_request.reason"))
 
 
 def abort_signature_from_wire(message: pb.AbortSignature, sender: Fingerprint) -> AbortSignature:
@@ -361,7 +361,7 @@ def unmask_shares_to_wire(shares: UnmaskShares) -> pb.UnmaskShares:
 
 def abort_request_to_wire(request: AbortRequest) -> pb.AbortRequest:
     """Give a request to abort."""
-    return pb.AbortRequest(ctx=request.ctx, reason=request.reason)
+    return pb.AbortRequest(ctx=request.ctx, reason=bounds.printable(request.reason))
 
 
 def abort_signature_to_wire(signed: AbortSignature) -> pb.AbortSignature:
