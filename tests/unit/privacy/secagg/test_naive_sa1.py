@@ -1,0 +1,68 @@
+"""A second, naive implementation gives the same bytes from the same seeds."""
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from tests.support import secagg_naive as naive
+from tests.support.secagg_harness import Federation
+
+
+@pytest.mark.parametrize(
+    ("gone", "bits"), [({}, 20), ({2: 1}, 20), ({5: 2}, 32), ({1: 0}, 9), ({3: 3}, 31)]
+)
+def test_masked_updates_and_sum_are_those_of_the_naive_one(gone, bits):
+    federation = Federation(5, ring_bits=bits, length=13)
+    outcome = federation.run(gone, silent=True)
+    rh = naive.roster_hash(federation.context, federation.bundles)
+    mh = naive.plan_hash(federation.plan)
+    dealt = [i for i in range(1, 6) if gone.get(i, 9) >= 1]
+    survivors = [i for i in dealt if gone.get(i, 9) >= 2]
+    total = np.zeros(13, dtype=object)
+    for i in survivors:
+        site = federation.site(i)
+        _, m_seed = naive.bundle_seeds(site.secrets.bundle.seed)
+        b = site.secrets.self_mask_seed
+        y = naive.masked(site.x_D, i, dealt, m_seed, b, federation.bundles, rh, mh, bits)
+        assert site.upload.values_d.tolist() == y
+        total += y
+    # Take the masks off in the naive way, from what t holders can interpolate.
+    for i in survivors:
+        b = federation.site(i).secrets.self_mask_seed
+        total -= naive.stream(naive.hkdf(b, "self", rh, mh), 13, bits)
+    for j in set(dealt) - set(survivors):
+        _, m_seed = naive.bundle_seeds(federation.site(j).secrets.bundle.seed)
+        for i in survivors:
+            shared = naive.agree(m_seed, "scalar-m", federation.bundles[i - 1].bundle.m_pk)
+            stream = naive.stream(naive.hkdf(shared, "pair", rh, mh), 13, bits)
+            total += np.array(stream, dtype=object) * (-1 if i < j else 1)
+    assert (total % 2**bits).tolist() == outcome.total_D.tolist()
+    assert outcome.total_D.tolist() == federation.expected_D(outcome.survivors).tolist()
+
+
+def test_dealt_shares_are_those_of_the_naive_one():
+    federation = Federation(5)
+    dealt = federation.deal_all()
+    rh = naive.roster_hash(federation.context, federation.bundles)
+    for i in (1, 4):
+        secrets = federation.site(i).secrets
+        c_seed, m_seed = naive.bundle_seeds(secrets.bundle.seed)
+        shares = {
+            kind: naive.polynomial_shares(value, secrets.coefficient_seed, kind, rh, i, 4, 5)
+            for kind, value in (("b-share", secrets.self_mask_seed), ("m-share", m_seed))
+        }
+        assert naive.interpolate({x: shares["m-share"][x - 1] for x in (1, 2, 4, 5)}) == m_seed
+        commitments = dealt[i].commitments
+        assert commitments.self_seed == naive.digest("b", rh, i, secrets.self_mask_seed)
+        for j in range(1, 6):
+            both = shares["b-share"][j - 1] + shares["m-share"][j - 1]
+            assert commitments.self_shares[j - 1] == naive.digest("b-share", rh, i, j, both[:33])
+            assert commitments.mask_shares[j - 1] == naive.digest("m-share", rh, i, j, both[33:])
+            if j == i:
+                assert dealt[i].ciphertexts[j - 1] == b""
+                continue
+            c_pk = federation.bundles[j - 1].bundle.c_pk
+            key = naive.hkdf(naive.agree(c_seed, "scalar-c", c_pk), "share-key", rh)
+            nonce = i.to_bytes(4, "big") + j.to_bytes(4, "big") + bytes(4)
+            expected = AESGCM(key).encrypt(nonce, both, naive.encode(rh, i, j))
+            assert dealt[i].ciphertexts[j - 1] == expected
