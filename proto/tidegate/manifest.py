@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.encoding import enc
@@ -220,7 +221,7 @@ def _exact(
     fields: object,
     kind: type[Manifest] | type[ManifestLimits] | type[Member],
     where: str,
-) -> dict[str, object] | dict:  # type: ignore[type-arg]
+) -> dict[str, Any]:
     """Return a JSON object that has exactly the fields of a dataclass."""
     if not isinstance(fields, dict):
         raise _bad(f"{where} is not an object")

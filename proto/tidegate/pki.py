@@ -67,7 +67,9 @@ __all__ = [
 
 DAY_S = 86_400
 CA_VALID_S = 3650 * DAY_S
-LEAF_VALID_S = 90 * DAY_S
+LEAF_VALID_S = 365 * DAY_S
+"""Members' certificates hold a year, as this version knows no renewal but a new consortium."""
+
 BACKDATE_S = 300
 """Certificates start this long before they are issued: clocks of sites are not exact."""
 
@@ -90,10 +92,17 @@ class Authority:
 
 @dataclass(frozen=True)
 class Validity:
-    """From when on, in Unix seconds, and for how many seconds a certificate holds."""
+    """From when on, in Unix seconds, and for how many seconds a certificate holds.
+
+    Without ``valid_s`` a CA holds ten years and a member a year.
+    """
 
     now_s: float
-    valid_s: int = LEAF_VALID_S
+    valid_s: int | None = None
+
+    def end_s(self, usual_s: int) -> float:
+        """Return when the certificate ends, where ``usual_s`` is the time for its kind."""
+        return self.now_s + (usual_s if self.valid_s is None else self.valid_s)
 
 
 def load_authority(ca_key_pem: bytes, ca_pem: bytes) -> Authority:
@@ -300,15 +309,16 @@ def _builder(
     public_key: ec.EllipticCurvePublicKey,
     validity: Validity,
 ) -> x509.CertificateBuilder:
-    now = dt.datetime.fromtimestamp(int(validity.now_s), dt.UTC)
+    begin_s = int(validity.now_s) - BACKDATE_S
+    end_s = int(validity.end_s(CA_VALID_S if subject == issuer else LEAF_VALID_S))
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(seconds=BACKDATE_S))
-        .not_valid_after(now + dt.timedelta(seconds=validity.valid_s))
+        .not_valid_before(dt.datetime.fromtimestamp(begin_s, dt.UTC))
+        .not_valid_after(dt.datetime.fromtimestamp(end_s, dt.UTC))
     )
 
 

@@ -3,6 +3,7 @@
 ``tidegate.convert`` makes them from bytes and checks every bound on the way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -113,3 +114,55 @@ class StopRequest:
 
     job_id: str
     why: str
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """Aggregator to operator: one site of the registry."""
+
+    site_id: str
+    node_fingerprint: bytes
+    signing_spki: bytes
+    state: str
+    device: str
+    last_seen_s: int
+    bundles: int
+
+
+@dataclass(frozen=True)
+class SiteProgress:
+    """Aggregator to operator: what one site did in a job; advisory, its own ledger counts."""
+
+    site_id: str
+    state: str
+    epsilon: float
+    bytes_up: int
+    bytes_down: int
+    train_s: float
+    exchange_s: float
+    wait_s: float
+    rounds_in: int
+    dropped: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Aggregator to operator: where a job stands."""
+
+    job_id: str
+    name: str
+    state: str
+    detail: str
+    round: int
+    rounds: int
+    attempts_aborted: int
+    submitted_at_s: int
+    metrics: Mapping[str, float]
+    sites: tuple[SiteProgress, ...]
+    elapsed_s: float
+    rounds_per_s: float
+    delta_dp: float
+    unit: str
+    mode: str
+    log: tuple[str, ...]

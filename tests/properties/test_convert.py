@@ -14,6 +14,11 @@ SLOW_TO_DRAW = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
+
+def with_site(progress):
+    return operator_pb2.Job(job_id="j", name="job", state="running", sites=[progress])
+
+
 RECEIVERS = [
     (federation_pb2.SessionRequest, lambda m: convert.site_message_from_wire(m, SENDER)),
     (federation_pb2.SessionResponse, convert.aggregator_message_from_wire),
@@ -34,6 +39,9 @@ RECEIVERS = [
     (operator_pb2.SubmitJobRequest, convert.submit_data_from_wire),
     (operator_pb2.StopJobRequest, convert.stop_request_from_wire),
     (operator_pb2.GetJobRequest, convert.job_id_from_wire),
+    (operator_pb2.Site, convert.site_record_from_wire),
+    (operator_pb2.SiteProgress, lambda m: convert.job_status_from_wire(with_site(m))),
+    (operator_pb2.SubmitJobResponse, convert.job_id_from_wire),
 ]
 
 

@@ -7,9 +7,8 @@ sees the value. Every refusal is a ``PeerError``; the value itself is never repe
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol
 
 from privacy.errors import PeerError, Reason
 from tidegate.manifest import MAX_SITES, ManifestLimits
@@ -24,13 +23,6 @@ MAX_TIME_S = 1 << 40
 _MIN_SIGNATURE_BYTES = 8
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REASONS = frozenset(reason.value for reason in Reason)
-
-
-class Sized(Protocol):
-    """Whatever has a length: protobuf's repeated fields among it."""
-
-    def __len__(self) -> int:
-        """Return the number of items."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +82,12 @@ def whole(value: int, low: int, high: int, name: str) -> int:
     return value
 
 
-def finite(value: float, most: float, name: str) -> float:
-    """Take a finite number in ``0..most``; a NaN would poison every total it enters."""
+def finite(value: float, most: float, name: str, least: float = 0.0) -> float:
+    """Take a finite number in ``least..most``; a NaN would poison every total it enters."""
     if not math.isfinite(value):
         raise PeerError(Reason.NOT_FINITE, f"{name}: must be finite")
-    if not 0.0 <= value <= most:
-        raise malformed(name, f"must lie in 0..{most:g}")
+    if not least <= value <= most:
+        raise malformed(name, f"must lie in {least:g}..{most:g}")
     return value
 
 

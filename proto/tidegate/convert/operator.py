@@ -1,17 +1,21 @@
-"""Requests of the operator's API: protobuf -> ``tidegate.requests``, and grants on the way back.
+"""The operator's API: protobuf <-> ``tidegate.requests``, in both directions.
 
 Operators are authenticated, yet their requests are bounded as any other: ids become file names and
-log lines.
+log lines. What the aggregator answers ends on the operator's terminal and in a report, so it is
+bounded too: no escape sequence, no NaN, no endless list.
 """
 
 from tidegate import appbundle, jobfile, manifest
 from tidegate.convert import bounds
 from tidegate.convert.bounds import DEFAULT_LIMITS, Limits, malformed
 from tidegate.convert.session import MAX_SPEC_BYTES
-from tidegate.convert.transfer import MAX_PEM_BYTES
+from tidegate.convert.transfer import MAX_PEM_BYTES, MAX_SPKI_BYTES
 from tidegate.requests import (
+    JobStatus,
     Revocation,
     SealedManifest,
+    SiteProgress,
+    SiteRecord,
     StopRequest,
     SubmitHeader,
     TokenGrant,
@@ -22,6 +26,10 @@ from tidegate.v1 import operator_pb2 as pb
 MAX_TOKEN_VALID_S = 30 * 86_400
 _MAX_ADDRESS_CHARS = 264
 _MAX_SECRET_CHARS = 128
+_MAX_METRICS = 64
+_MAX_LOG_LINES = 10_000
+_MAX_WORD_CHARS = 64
+_MAX_NUMBER = 1e12
 _FLOAT32_BYTES = 4
 
 
@@ -117,3 +125,68 @@ def submit_data_from_wire(message: pb.SubmitJobRequest, limits: Limits = DEFAULT
     if message.HasField("header"):
         raise malformed("submit.header", "must come in the first message only")
     return bounds.blob(message.data, limits.max_message_bytes, "submit.data")
+
+
+def site_record_from_wire(message: pb.Site) -> SiteRecord:
+    """Take one site of the registry; its keys are empty until it has enrolled."""
+    if message.node_fingerprint:
+        bounds.sha256(message.node_fingerprint, "site.node_fingerprint")
+    return SiteRecord(
+        site_id=bounds.slug(message.site_id, "site.site_id"),
+        node_fingerprint=message.node_fingerprint,
+        signing_spki=bounds.blob(message.signing_spki, MAX_SPKI_BYTES, "site.signing_spki", 0),
+        state=bounds.text(message.state, "site.state", _MAX_WORD_CHARS),
+        device=bounds.text(message.device, "site.device", _MAX_WORD_CHARS),
+        last_seen_s=bounds.whole(message.last_seen_s, 0, bounds.MAX_TIME_S, "site.last_seen_s"),
+        bundles=message.bundles,
+    )
+
+
+def job_status_from_wire(message: pb.Job) -> JobStatus:
+    """Take where a job stands."""
+    bounds.count(message.metrics, _MAX_METRICS, "job.metrics", least=0)
+    bounds.count(message.sites, DEFAULT_LIMITS.max_sites, "job.sites", least=0)
+    bounds.count(message.log, _MAX_LOG_LINES, "job.log", least=0)
+    submitted_at_s = bounds.whole(
+        message.submitted_at_s, 0, bounds.MAX_TIME_S, "job.submitted_at_s"
+    )
+    return JobStatus(
+        job_id=bounds.slug(message.job_id, "job.job_id"),
+        name=bounds.text(message.name, "job.name", _MAX_WORD_CHARS),
+        state=bounds.text(message.state, "job.state", _MAX_WORD_CHARS),
+        detail=bounds.text(message.detail, "job.detail"),
+        round=message.round,
+        rounds=message.rounds,
+        attempts_aborted=message.attempts_aborted,
+        submitted_at_s=submitted_at_s,
+        metrics={
+            bounds.text(name, "job.metrics", _MAX_WORD_CHARS): bounds.finite(
+                value, _MAX_NUMBER, "job.metrics", -_MAX_NUMBER
+            )
+            for name, value in message.metrics.items()
+        },
+        sites=tuple(_site_progress(site) for site in message.sites),
+        elapsed_s=bounds.finite(message.elapsed_s, _MAX_NUMBER, "job.elapsed_s"),
+        rounds_per_s=bounds.finite(message.rounds_per_s, _MAX_NUMBER, "job.rounds_per_s"),
+        delta_dp=bounds.finite(message.delta_dp, 1.0, "job.delta_dp"),
+        unit=bounds.text(message.unit, "job.unit", _MAX_WORD_CHARS),
+        mode=bounds.text(message.mode, "job.mode", _MAX_WORD_CHARS),
+        log=tuple(bounds.text(line, "job.log") for line in message.log),
+    )
+
+
+def _site_progress(message: pb.SiteProgress) -> SiteProgress:
+    name = "job.sites"
+    return SiteProgress(
+        site_id=bounds.slug(message.site_id, f"{name}.site_id"),
+        state=bounds.text(message.state, f"{name}.state", _MAX_WORD_CHARS),
+        epsilon=bounds.finite(message.epsilon, _MAX_NUMBER, f"{name}.epsilon"),
+        bytes_up=message.bytes_up,
+        bytes_down=message.bytes_down,
+        train_s=bounds.finite(message.train_s, _MAX_NUMBER, f"{name}.train_s"),
+        exchange_s=bounds.finite(message.exchange_s, _MAX_NUMBER, f"{name}.exchange_s"),
+        wait_s=bounds.finite(message.wait_s, _MAX_NUMBER, f"{name}.wait_s"),
+        rounds_in=message.rounds_in,
+        dropped=message.dropped,
+        detail=bounds.text(message.detail, f"{name}.detail"),
+    )

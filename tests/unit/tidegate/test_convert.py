@@ -496,6 +496,56 @@ class TestEnrolmentAndOperator:
                 convert.submit_header_from_wire(operator_pb2.SubmitJobRequest(header=changed), TINY)
 
 
+class TestWhatTheOperatorIsShown:
+    def job(self, **fields):
+        valid = {
+            "job_id": "j-1", "name": "credit default", "state": "running", "round": 3, "rounds": 9,
+            "metrics": {"auc": 0.8}, "log": ["round 3"], "mode": "record-distributed",
+            "sites": [operator_pb2.SiteProgress(site_id="bank-1", state="ready", epsilon=0.5)],
+        }  # fmt: skip
+        return operator_pb2.Job(**{**valid, **fields})
+
+    def test_a_job_reads_whole(self):
+        status = convert.job_status_from_wire(self.job())
+        assert (status.job_id, status.round, status.metrics) == ("j-1", 3, {"auc": 0.8})
+        assert (status.sites[0].site_id, status.sites[0].epsilon) == ("bank-1", 0.5)
+        assert status.log == ("round 3",)
+
+    @pytest.mark.parametrize(
+        ("fields", "named"),
+        [
+            ({"detail": "\x1b]0;owned\x07"}, "job.detail"),
+            ({"log": ["fine", "a\rb"]}, "job.log"),
+            ({"metrics": {"auc": float("nan")}}, "job.metrics"),
+            ({"metrics": {"\x1b[31m": 1.0}}, "job.metrics"),
+            ({"metrics": {str(n): 1.0 for n in range(65)}}, "job.metrics"),
+            ({"name": ""}, None),
+            ({"job_id": "J"}, "job.job_id"),
+            ({"delta_dp": 1.5}, "job.delta_dp"),
+            ({"elapsed_s": -1.0}, "job.elapsed_s"),
+            ({"sites": [operator_pb2.SiteProgress(site_id="b", detail="\n")]}, "job.sites.detail"),
+            ({"sites": [operator_pb2.SiteProgress(site_id="b")] * 201}, "job.sites"),
+        ],
+    )
+    def test_nothing_reaches_the_terminal_unchecked(self, fields, named):
+        if named is None:
+            assert convert.job_status_from_wire(self.job(**fields)).name == ""
+            return
+        with pytest.raises(PeerError, match=named):
+            convert.job_status_from_wire(self.job(**fields))
+
+    def test_a_site_record(self):
+        record = convert.site_record_from_wire(operator_pb2.Site(site_id="b", state="invited"))
+        assert (record.site_id, record.node_fingerprint) == ("b", b"")
+        for bad in (
+            operator_pb2.Site(site_id="b", node_fingerprint=b"x"),
+            operator_pb2.Site(site_id="b", signing_spki=bytes(257)),
+            operator_pb2.Site(site_id="b", device="\x1b"),
+        ):
+            with pytest.raises(PeerError, match=r"^\S+: site\."):
+                convert.site_record_from_wire(bad)
+
+
 class WiredFederation(Federation):
     """The in-memory federation of SA-1 with every frame turned into wire bytes and back."""
 

@@ -163,6 +163,13 @@ class TestIssuing:
         assert certificate.not_valid_after_utc.timestamp() == 1_900_003_600
         assert certificate.not_valid_before_utc.timestamp() == 1_900_000_000 - pki.BACKDATE_S
 
+    def test_a_ca_outlives_its_members_by_default(self):
+        _, pem = site(validity=pki.Validity(1_900_000_000))
+        member_s = pki.load_certificate(pem).not_valid_after_utc.timestamp()
+        ca = pki.make_ca("test", pki.Validity(1_900_000_000)).certificate
+        assert member_s == 1_900_000_000 + 365 * pki.DAY_S
+        assert ca.not_valid_after_utc.timestamp() == 1_900_000_000 + 3650 * pki.DAY_S
+
     def test_authority_survives_its_files(self):
         again = pki.load_authority(pki.key_pem(CA.key), CA.certificate_pem())
         assert again.certificate == CA.certificate
