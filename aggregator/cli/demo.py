@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from aggregator.cli.progress import watch_live
 from aggregator.cli.submission import Submission, prepare, requests_of
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate.jobfile import JobFile, RecordPrivacy
+from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "credit"
@@ -106,11 +107,10 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
         )
         consortium.start_sites(sites)
         ready_s = time.monotonic()
-        history: list[operator_pb2.Job] = []
-        last = _train(consortium, submission, console, history)
+        history = _train(consortium, submission, console)
         model_file = options.folder / "model.safetensors"
         with operator_api(consortium.operator()) as api:
-            request = operator_pb2.ExportModelRequest(job_id=last.job_id)
+            request = operator_pb2.ExportModelRequest(job_id=history[-1].job_id)
             write_chunks(api.ExportModel(request), model_file)
     trained_s = time.monotonic()
     console.print("Training the comparison models (only this harness reads all shards) ...")
@@ -125,36 +125,23 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     )
 
 
-def _train(
-    consortium: Consortium,
-    submission: Submission,
-    console: Console,
-    history: list[operator_pb2.Job],
-) -> operator_pb2.Job:
-    """Submit the job as the command line does and watch it to its end; keep what was shown."""
-
-    def kept(
-        updates: Iterable[operator_pb2.WatchJobResponse],
-    ) -> Iterator[operator_pb2.WatchJobResponse]:
-        for update in updates:
-            history.append(update.job)
-            yield update
-
+def _train(consortium: Consortium, submission: Submission, console: Console) -> list[JobStatus]:
+    """Submit the job as the command line does and watch it to its end."""
     with operator_api(consortium.operator()) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
         console.print(f"Job {job_id} submitted through the operator API.")
         request = operator_pb2.WatchJobRequest(job_id=job_id)
-        job = watch_live(kept(api.WatchJob(request)), console)
+        history = watch_live(api.WatchJob(request), console)
     consortium.check_alive()
-    if job.state != "finished":
-        raise PeerError(Reason.STOPPED, f"job {job_id} {job.state}: {job.detail}")
-    return job
+    if history[-1].state != "finished":
+        raise PeerError(Reason.STOPPED, f"job {job_id} {history[-1].state}: {history[-1].detail}")
+    return history
 
 
 def _measure(
     options: DemoOptions,
     *,
-    history: list[operator_pb2.Job],
+    history: list[JobStatus],
     privacy: RecordPrivacy,
     submission: Submission,
     task: ModuleType,

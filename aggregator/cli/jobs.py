@@ -11,6 +11,7 @@ from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, data_size, mom
 from aggregator.cli.progress import job_table, watch_live
 from aggregator.cli.submission import prepare, requests_of
 from privacy.errors import PeerError, Reason, UsageError
+from tidegate.convert import job_status_from_wire
 from tidegate.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and stop jobs.")
@@ -50,6 +51,7 @@ def list_jobs(context: typer.Context) -> None:
     session: Session = context.obj
     with operator_api(session.folder()) as api:
         answer = api.ListJobs(operator_pb2.ListJobsRequest())
+    jobs = [job_status_from_wire(job) for job in answer.jobs]
     rows = [
         (
             job.job_id,
@@ -59,10 +61,10 @@ def list_jobs(context: typer.Context) -> None:
             moment(job.submitted_at_s),
             job.detail,
         )
-        for job in answer.jobs
+        for job in jobs
     ]
     columns = ("job", "name", "state", "#round", "submitted", "detail")
-    session.show(as_dict(answer)["jobs"], table_of("jobs", columns, rows))
+    session.show([as_dict(job) for job in jobs], table_of("jobs", columns, rows))
 
 
 @app.command()
@@ -71,9 +73,10 @@ def show(context: typer.Context, job_id: JobId) -> None:
     session: Session = context.obj
     with operator_api(session.folder()) as api:
         answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
-    session.show(as_dict(answer.job), job_table(answer.job))
+    job = job_status_from_wire(answer.job)
+    session.show(as_dict(job), job_table(job))
     if not session.as_json:
-        for line in answer.job.log:
+        for line in job.log:
             session.console.print(f"  {line}", markup=False, highlight=False)
 
 
@@ -135,7 +138,7 @@ def write_chunks(chunks: Iterable[operator_pb2.ExportModelResponse], out: Path) 
 def _watch(session: Session, job_id: str) -> None:
     with operator_api(session.folder()) as api:
         updates = api.WatchJob(operator_pb2.WatchJobRequest(job_id=job_id))
-        job = watch_live(updates, None if session.as_json else session.console)
+        job = watch_live(updates, None if session.as_json else session.console)[-1]
     if session.as_json:
         session.show(as_dict(job), "")
     if job.state != "finished":

@@ -3,13 +3,11 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
 from rich.console import Console, RenderableType
 from rich.table import Table
 
@@ -40,11 +38,9 @@ class Session:
             self.console.print(table)
 
 
-def as_dict(message: Message) -> dict[str, Any]:
-    """Return a message as JSON-able values, field names as in the wire contract."""
-    return MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a checked value of the operator API as JSON-able fields; bytes become hex."""
+    return {name: _plain(field) for name, field in asdict(value).items()}
 
 
 def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -69,3 +65,13 @@ def data_size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {name: _plain(field) for name, field in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,5 +1,6 @@
 """A job's progress on the terminal: one picture, redrawn whenever the aggregator pushes one."""
 
+import contextlib
 from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
@@ -9,6 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.cli.output import data_size
+from privacy.errors import PeerError, Reason
+from tidegate.convert import job_status_from_wire
+from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2
 
 STYLES = {
@@ -23,7 +27,7 @@ STYLES = {
 
 def watch_live(
     updates: Iterable[operator_pb2.WatchJobResponse], console: Console | None
-) -> operator_pb2.Job:
+) -> list[JobStatus]:
     """Show a job until it ends.
 
     Args:
@@ -31,26 +35,29 @@ def watch_live(
         console: Where to draw; ``None`` draws nothing.
 
     Returns:
-        The job as last seen.
+        The job as it was seen over time, the last one at its end.
+
+    Raises:
+        PeerError: The stream ended without a word, or its content is malformed.
     """
-    job = operator_pb2.Job()
-    if console is None:
+    seen: list[JobStatus] = []
+    with contextlib.ExitStack() as stack:
+        live = stack.enter_context(Live(console=console)) if console else None
         for update in updates:
-            job = update.job
-        return job
-    with Live(console=console, refresh_per_second=4, transient=False) as live:
-        for update in updates:
-            job = update.job
-            live.update(job_table(job))
-    return job
+            seen.append(job_status_from_wire(update.job))
+            if live:
+                live.update(job_table(seen[-1]))
+    if not seen:
+        raise PeerError(Reason.MALFORMED, "the aggregator ended the watch without a word")
+    return seen
 
 
-def job_table(job: operator_pb2.Job) -> RenderableType:
+def job_table(job: JobStatus) -> RenderableType:
     """Draw one job: where it is, what it measures, and each site's part."""
     return Group(_headline(job), _bar(job), _sites(job))
 
 
-def _headline(job: operator_pb2.Job) -> Text:
+def _headline(job: JobStatus) -> Text:
     states = [site.state for site in job.sites]
     cohort = sum(state == "in-cohort" for state in states)
     ready = sum(state == "ready" for state in states) + cohort
@@ -74,11 +81,11 @@ def _headline(job: operator_pb2.Job) -> Text:
     return text
 
 
-def _bar(job: operator_pb2.Job) -> ProgressBar:
+def _bar(job: JobStatus) -> ProgressBar:
     return ProgressBar(total=max(job.rounds, 1), completed=job.round, width=72)
 
 
-def _sites(job: operator_pb2.Job) -> Table:
+def _sites(job: JobStatus) -> Table:
     table = Table(header_style="bold", expand=False)
     for column in ("site", "state"):
         table.add_column(column)

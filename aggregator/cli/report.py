@@ -12,14 +12,12 @@ from scipy.stats import chi2
 
 from aggregator.cli.charts import bars, curve, histogram, stacked
 from aggregator.cli.output import data_size
-from tidegate.v1 import operator_pb2
+from tidegate.requests import JobStatus
 
 TEMPLATE = "report.html.j2"
 
 
-def write(
-    path: Path, result: Mapping[str, Any], history: Sequence[operator_pb2.Job], kept: Path
-) -> None:
+def write(path: Path, result: Mapping[str, Any], history: Sequence[JobStatus], kept: Path) -> None:
     """Write the report.
 
     Args:
@@ -60,7 +58,7 @@ def _auc_chart(result: Mapping[str, Any]) -> str:
     return bars(rows, low=0.5, high=0.9)
 
 
-def _training_chart(history: Sequence[operator_pb2.Job]) -> str:
+def _training_chart(history: Sequence[JobStatus]) -> str:
     points = [(job.round, job.metrics["auc"]) for job in history if "auc" in job.metrics]
     return curve(points, "round", "AUC on the training batches (noised, averaged)")
 

@@ -13,6 +13,7 @@ from aggregator.cli.connection import CLIENT_FILE, OperatorFolder, operator_api
 from aggregator.cli.output import Session
 from privacy.errors import UsageError
 from tidegate import manifest, pki
+from tidegate.convert import site_record_from_wire
 from tidegate.v1 import operator_pb2
 
 consortium_app = typer.Typer(no_args_is_help=True, help="Seal what the sites sign up to.")
@@ -90,7 +91,8 @@ def seal_manifest(folder: OperatorFolder, colluders: int, min_survivors: int) ->
     signer = pki.EcdsaSigner(pki.load_key(pki.read_private(folder.signing_key_file())))
     with operator_api(folder) as api:
         status = api.GetStatus(operator_pb2.GetStatusRequest())
-        sites = api.ListSites(operator_pb2.ListSitesRequest()).sites
+        listed = api.ListSites(operator_pb2.ListSitesRequest()).sites
+        sites = [site_record_from_wire(site) for site in listed]
         sealed = manifest.Manifest(
             consortium_id=status.consortium_id,
             roster_epoch=1,

@@ -8,6 +8,7 @@ import typer
 from aggregator.cli.connection import OperatorFolder, operator_api
 from aggregator.cli.output import Session, as_dict, moment, table_of
 from privacy.errors import UsageError
+from tidegate.convert import site_record_from_wire
 from tidegate.pki import fingerprint, write_private
 from tidegate.tokens import EnrolmentToken, encode
 from tidegate.v1 import operator_pb2
@@ -70,6 +71,7 @@ def list_sites(context: typer.Context) -> None:
     session: Session = context.obj
     with operator_api(session.folder()) as api:
         answer = api.ListSites(operator_pb2.ListSitesRequest())
+    sites = [site_record_from_wire(site) for site in answer.sites]
     rows = [
         (
             site.site_id,
@@ -79,10 +81,10 @@ def list_sites(context: typer.Context) -> None:
             str(site.bundles),
             moment(site.last_seen_s),
         )
-        for site in answer.sites
+        for site in sites
     ]
     columns = ("site", "state", "device", "signing key", "#bundles", "last seen")
-    session.show(as_dict(answer)["sites"], table_of("sites", columns, rows))
+    session.show([as_dict(site) for site in sites], table_of("sites", columns, rows))
 
 
 @app.command()
