@@ -1,0 +1,19 @@
+"""Send the model back, every parameter shifted a little: no two replies are the same bytes."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Answer one instruction."""
+    (received,) = message.content.array_records.values()
+    shift = np.float32(1e-3 * (1 + context.node_id % 1009))
+    shifted = ArrayRecord()
+    for name in list(received):
+        shifted[name] = Array(received[name].numpy() + shift)
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": shifted, "metrics": metrics}), reply_to=message)

@@ -1,0 +1,113 @@
+"""The benchmarks' pure parts; the runs themselves are theirs."""
+
+import numpy as np
+import pytest
+
+from benchmarks import credit, encode, memory, rounds
+from benchmarks.job_text import with_values
+from benchmarks.progress_clock import Push, steady_pace
+from benchmarks.simulated_site import CHUNK_VALUES, MaskedConstant, constant_delta
+from privacy import ring
+from privacy.delta import Delta
+from privacy.pipeline import encode_delta
+from privacy.secagg.masking import mask
+from privacy.secagg.messages import MaskTerm
+from tidegate.jobfile import JobFile
+
+
+@pytest.mark.parametrize("script", [credit, encode, memory, rounds])
+def test_every_option_has_a_default(script):
+    assert script.parse([]).json is None
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        (rounds, ["--sites", "3"]),
+        (rounds, ["--rounds", "6", "--warm-up", "5"]),
+        (memory, ["--few", "16", "--many", "16"]),
+        (credit, ["--seeds", "0"]),
+    ],
+)
+def test_sizes_that_measure_nothing_are_refused(script, arguments):
+    with pytest.raises(SystemExit):
+        script.parse(arguments)
+
+
+@pytest.mark.parametrize(("sites", "least"), [(4, 4), (5, 4), (10, 7), (16, 11)])
+def test_survivor_floor_is_never_below_the_thresholds_of_sa1(sites, least):
+    assert rounds.min_survivors(sites) == least
+
+
+@pytest.mark.parametrize("app", [rounds.APP, memory.APP])
+def test_job_files_are_valid_at_other_sizes(app):
+    raw = with_values((app / "job.toml").read_text(), {"rounds": 7, "target_sites": 9})
+    job = JobFile.parse(raw)
+    assert (job.rounds, job.round.target_sites) == (7, 9)
+
+
+@pytest.mark.parametrize("text", ["a = 1\n", "rounds = 1\nrounds = 2\n"])
+def test_a_key_that_does_not_stand_there_once_is_refused(text):
+    with pytest.raises(ValueError, match="rounds stands"):
+        with_values(text, {"rounds": 3})
+
+
+def test_pace_leaves_the_warm_up_out_and_spreads_skipped_rounds():
+    pushes = [Push(0.0, 0), Push(9.0, 1), Push(10.0, 2), Push(10.0, 2), Push(10.5, 4)]
+    pace = steady_pace([*pushes, Push(11.5, 5), Push(20.0, 5)], warm_up=2)
+    assert (pace.first_round, pace.last_round, pace.seconds) == (2, 5, 1.5)
+    assert pace.rounds_per_s == 2.0
+    assert pace.median_ms == 250.0
+
+
+def test_pace_needs_rounds_past_the_warm_up():
+    with pytest.raises(ValueError, match="too few rounds"):
+        steady_pace([Push(0.0, 1), Push(1.0, 2), Push(2.0, 2)], warm_up=2)
+
+
+@pytest.mark.parametrize("bits", [13, 25, 32])
+def test_chunked_masked_vector_is_that_of_the_real_pipeline(bits):
+    length = CHUNK_VALUES + 41
+    plan = encode.site_plan(length)
+    value, integer = constant_delta(plan)
+    delta = Delta(np.full(length, value, np.float32), plan.spec_digest)
+    terms = (MaskTerm(b"a" * 32, 1), MaskTerm(b"b" * 32, -1))
+    real = ring.pack(mask(encode_delta(plan, delta), terms, bits).values_d, bits)
+    masked = MaskedConstant(integer, length, bits, terms)
+    assert len(real) == masked.size
+    difference = ring.unpack(b"".join(masked.chunks()), length, bits).astype(np.int64)
+    difference -= ring.unpack(real, length, bits)
+    # The pipeline rounds the same float32 delta; the integer may differ by its last place.
+    assert np.ptp(difference) == 0
+
+
+def test_spread_is_that_of_a_sample():
+    run = {
+        "auc_pooled": 0.86,
+        "auc_federated": 0.85,
+        "auc_local": [0.7, 0.8],
+        "epsilon": [2.9, 3.0],
+        "rounds_per_s": 10.0,
+        "wall_s": 100.0,
+    }
+    first = credit.summary(run)
+    assert first["gain_over_mean"] == pytest.approx(0.1)
+    assert first["gap_to_pooled"] == pytest.approx(0.01)
+    mean, sd = credit.spread([first, credit.summary({**run, "wall_s": 104.0})])
+    assert (mean["wall_s"], sd["auc_pooled"]) == (102.0, 0.0)
+    assert sd["wall_s"] == pytest.approx(8**0.5)
+
+
+def test_synthetic_shards_are_fixed_by_their_seed_and_differ():
+    shards = [rounds.synthetic_shard(seed) for seed in (0, 0, 1)]
+    assert np.array_equal(shards[0]["x00"], shards[1]["x00"])
+    assert not np.array_equal(shards[0]["x00"], shards[2]["x00"])
+    assert all(len(column) == rounds.RECORDS for column in shards[0].values())
+
+
+def test_stages_of_the_pipeline_all_run():
+    stages = encode.stages(length=4096, neighbours=2)
+    assert len({stage.name for stage in stages}) == 8
+    for stage in stages:
+        stage.work()
+        stage.baseline()
