@@ -7,12 +7,15 @@ Version v is the flat float32 vector, little-endian. Its chain head is
 """
 
 import hashlib
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.errors import PeerError, Reason
 from privacy.secagg.encoding import hash_of
+from privacy.secagg.messages import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -53,20 +56,28 @@ def _named(head: bytes, version: int, data: bytes) -> ModelVersion:
 
 
 class ContentShelf:
-    """The contents that sites may download now, in memory: the model versions and app of a job."""
+    """The contents that sites may download now, in memory, each with those who may see it."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._contents: dict[bytes, bytes] = {}
+        self._contents: dict[bytes, tuple[bytes, Container[Fingerprint]]] = {}
 
-    def put(self, sha256: bytes, data: bytes) -> None:
-        """Offer a content."""
-        self._contents[sha256] = data
+    def put(self, sha256: bytes, data: bytes, audience: Container[Fingerprint]) -> None:
+        """Offer a content; the audience may grow and shrink later."""
+        self._contents[sha256] = (data, audience)
 
     def withdraw(self, sha256: bytes) -> None:
         """Take a content back."""
         self._contents.pop(sha256, None)
 
-    def get(self, sha256: bytes) -> bytes | None:
-        """Return a content that is on offer."""
-        return self._contents.get(sha256)
+    def get(self, sha256: bytes, site: Fingerprint) -> bytes:
+        """Return a content that is on offer to a site.
+
+        Raises:
+            PeerError: UNKNOWN_JOB, there is no such content, or not for this site: it is told no
+                more than that.
+        """
+        data, audience = self._contents.get(sha256, (b"", ()))
+        if site not in audience:
+            raise PeerError(Reason.UNKNOWN_JOB, f"no content sha256:{sha256.hex()} is on offer")
+        return data

@@ -69,6 +69,8 @@ class AggregatorConfig:
         device: "auto", "cpu", "cuda", ...: where vectors are folded.
         suite: The only suite whose manifests are accepted.
         log_level: debug, info, warning or error.
+        keep_last_uploads: Copy the masked uploads of a job's last round into ``kept/``, to show
+            what an aggregator sees.
     """
 
     consortium_id: str
@@ -82,6 +84,7 @@ class AggregatorConfig:
     device: str = "auto"
     suite: str = "P256_SHA256_AES256"
     log_level: str = "info"
+    keep_last_uploads: bool = False
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
 
@@ -112,7 +115,11 @@ def load_config(path: Path) -> AggregatorConfig:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
-    _refuse_unknown(path, "", table, (*_STRINGS, *_PORTS, "limits", "timeouts"))
+    known = (*_STRINGS, *_PORTS, "keep_last_uploads", "limits", "timeouts")
+    _refuse_unknown(path, "", table, known)
+    keep = table.get("keep_last_uploads", False)
+    if not isinstance(keep, bool):
+        raise UsageError(f"{path}: keep_last_uploads must be true or false, not {keep!r}")
     texts = {key: _string(path, key, table[key]) for key in _STRINGS if key in table}
     ports = {key: _whole(path, key, table[key], 0) for key in _PORTS if key in table}
     for key, port in ports.items():
@@ -128,6 +135,7 @@ def load_config(path: Path) -> AggregatorConfig:
     timeouts = _numbers(path, table, "timeouts", Timeouts)
     return replace(
         AggregatorConfig(texts.pop("consortium_id"), folder, database),
+        keep_last_uploads=keep,
         limits=Limits(**_numbers(path, table, "limits", Limits)),
         timeouts=Timeouts(**{key: float(value) for key, value in timeouts.items()}),
         **texts,  # type: ignore[arg-type]

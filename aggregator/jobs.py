@@ -186,8 +186,8 @@ class JobStore:
             for row in rows
         ]
 
-    def set_state(self, job: Job, progress: bytes, now_s: float) -> None:
-        """Keep a job's new state, detail and running time."""
+    def set_state(self, job: Job, now_s: float) -> None:
+        """Keep a job's new state, detail, running time and progress."""
         entry = JournalEntry(
             job.job_id, 0, 0, JOB_STATE, _json({"state": str(job.state), "detail": job.detail})
         )
@@ -195,7 +195,7 @@ class JobStore:
             "state": str(job.state),
             "detail": job.detail,
             "elapsed_s": job.elapsed_s,
-            "progress": progress,
+            "progress": job.progress,
         }
         with self._store.transaction() as connection:
             connection.execute(update(JOBS).where(JOBS.c.job_id == job.job_id), change)

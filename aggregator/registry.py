@@ -7,6 +7,7 @@ kept as SHA-256 only, hold once, and expire (architecture.md section 3).
 
 import hmac
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -172,14 +173,13 @@ class Registry:
         Raises:
             PeerError: UNAUTHENTICATED, it is no site's, or not the enrolled one's key; REVOKED.
         """
-        role, name = pki.role_of(certificate_pem)
+        role, name, key = _read_certificate(certificate_pem)
         site = self._sites.get(name) if role == "site" else None
         if site is None:
             raise PeerError(
                 Reason.UNAUTHENTICATED,
                 f"the certificate is for {role} {name!r}; this listener takes enrolled sites only",
             )
-        key = pki.fingerprint(pki.certificate_spki(certificate_pem))
         if not hmac.compare_digest(key, site.node_fingerprint):
             raise PeerError(
                 Reason.UNAUTHENTICATED, f"site {name} is enrolled with another key: enrol anew"
@@ -188,14 +188,23 @@ class Registry:
             raise PeerError(Reason.REVOKED, f"site {name} is revoked; ask the operator why")
         return site
 
-    def put_manifest(self, raw: bytes, signature: bytes, now_s: float) -> SealedManifest:
+    def put_manifest(
+        self, raw: bytes, signature: bytes, now_s: float, suite: str, consortium_id: str
+    ) -> SealedManifest:
         """Take the manifest that the operator sealed.
 
         Raises:
-            PeerError: Not the operator's signature, not valid, or it names keys or sites that are
-                not enrolled here (POLICY); a second, different manifest (REPLAY).
+            PeerError: Not the operator's signature, not valid, of another suite or consortium, or
+                it names keys or sites that are not enrolled here (POLICY); a second, different
+                manifest (REPLAY).
         """
         manifest = parse_and_verify(raw, signature, self.operator_spki)
+        if (manifest.suite, manifest.consortium_id) != (suite, consortium_id):
+            raise PeerError(
+                Reason.POLICY,
+                f"the manifest is for {manifest.consortium_id} with {manifest.suite}; this"
+                f" aggregator serves {consortium_id} with {suite}",
+            )
         sealed = SealedManifest(manifest, raw, signature, manifest.hash())
         if self.sealed is not None:
             if self.sealed.raw == raw:
@@ -306,3 +315,10 @@ class Registry:
             raw, signature = bytes(sealed.manifest), bytes(sealed.signature)
             manifest = parse_and_verify(raw, signature, self.operator_spki)
             self.sealed = SealedManifest(manifest, raw, signature, manifest.hash())
+
+
+@lru_cache(maxsize=1024)
+def _read_certificate(certificate_pem: bytes) -> tuple[str, str, bytes]:
+    """Read role, name and key fingerprint; every call of a site asks for the same ones."""
+    role, name = pki.role_of(certificate_pem)
+    return role, name, pki.fingerprint(pki.certificate_spki(certificate_pem))

@@ -75,6 +75,13 @@ class Spool:
         for upload in expected.uploads.values() if expected else ():
             upload.close()
 
+    def keep(self, ctx: bytes, folder: Path) -> None:
+        """Copy an attempt's whole uploads to ``SITE.masked`` in a folder."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        expected = self._attempts.get(ctx)
+        for site, upload in expected.uploads.items() if expected else ():
+            (folder / f"{site}.masked").write_bytes(upload.read_at(0, upload.received))
+
     def received(self, ctx: bytes, site: str) -> int:
         """Return how many bytes of a site's upload are here.
 

@@ -1,0 +1,281 @@
+"""The operator's listener: operator certificates only, every call checked anew.
+
+Requests are bounded by ``tidegate.convert`` like a site's; refusals carry their reason's word in
+the trailing metadata. The commands themselves are the coordinator's.
+"""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from aggregator.coordinator import Coordinator
+from aggregator.grpc_status import AbortableContext, peer_certificate, refuse
+from aggregator.jobs import Job
+from aggregator.log import LOGGER
+from aggregator.registry import EnrolledSite
+from privacy.errors import PeerError, Reason, TidegateError, UsageError
+from tidegate import convert, pki
+from tidegate.convert import Limits
+from tidegate.jobfile import RecordPrivacy
+from tidegate.requests import SubmitHeader, TokenGrant
+from tidegate.v1 import operator_pb2 as pb
+from tidegate.v1 import operator_pb2_grpc
+
+_CHUNK_BYTES = 1 << 20
+_Answer = TypeVar("_Answer")
+_Call = Callable[[Any, Any, AbortableContext], Awaitable[_Answer]]
+
+
+def _for_operators(call: _Call[_Answer]) -> _Call[_Answer]:
+    """Let operators in only, and turn our errors into gRPC statuses."""
+
+    @wraps(call)
+    async def checked(
+        service: "OperatorService", request: object, context: AbortableContext
+    ) -> _Answer:
+        try:
+            check_operator(context)
+            return await call(service, request, context)
+        except (PeerError, UsageError) as error:
+            LOGGER.info("operator call refused: %s", error)
+            await refuse(context, error)
+            raise
+
+    return checked
+
+
+def check_operator(context: AbortableContext) -> str:
+    """Return the operator's name.
+
+    Raises:
+        PeerError: UNAUTHENTICATED, the certificate is not an operator's.
+    """
+    role, name = pki.role_of(peer_certificate(context))
+    if role != "operator":
+        raise PeerError(
+            Reason.UNAUTHENTICATED, f"{role} {name} called; this listener takes operators only"
+        )
+    return name
+
+
+class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
+    """``OperatorService``."""
+
+    def __init__(self, coordinator: Coordinator, enrolment: str, sites: str) -> None:
+        """Take the coordinator, and the addresses that tokens are to name."""
+        self._coordinator = coordinator
+        self._registry = coordinator.registry
+        self._enrolment = enrolment
+        self._sites = sites
+
+    @_for_operators
+    async def GetStatus(
+        self, _request: pb.GetStatusRequest, _context: AbortableContext
+    ) -> pb.GetStatusResponse:
+        """Say what runs here."""
+        sealed = self._registry.sealed
+        return pb.GetStatusResponse(
+            version=version("tidegate"),
+            device=str(self._coordinator.device),
+            consortium_id=self._coordinator.config.consortium_id,
+            manifest_hash=sealed.manifest_hash if sealed else b"",
+            sites_connected=len(tuple(self._coordinator.sessions.live())),
+        )
+
+    @_for_operators
+    async def CreateToken(
+        self, request: pb.CreateTokenRequest, _context: AbortableContext
+    ) -> pb.CreateTokenResponse:
+        """Make a one-time enrolment token."""
+        wanted = convert.token_request_from_wire(request)
+        secret, expires_at_s = self._registry.create_token(
+            wanted.site_id, wanted.valid_s, time.time()
+        )
+        LOGGER.info("token made for site %s", wanted.site_id)
+        grant = TokenGrant(
+            secret=secret,
+            expires_at_s=expires_at_s,
+            enrolment_address=self._enrolment,
+            site_address=self._sites,
+            ca_pem=self._registry.ca_pem,
+        )
+        return convert.token_grant_to_wire(grant)
+
+    @_for_operators
+    async def ListSites(
+        self, _request: pb.ListSitesRequest, _context: AbortableContext
+    ) -> pb.ListSitesResponse:
+        """List enrolled and invited sites."""
+        sites = [self._site(site) for site in self._registry.sites()]
+        sites += [
+            pb.Site(site_id=name, state="invited") for name in self._registry.invited(time.time())
+        ]
+        return pb.ListSitesResponse(sites=sites)
+
+    @_for_operators
+    async def RevokeSite(
+        self, request: pb.RevokeSiteRequest, _context: AbortableContext
+    ) -> pb.RevokeSiteResponse:
+        """Cut a site off."""
+        revocation = convert.revocation_from_wire(request)
+        self._coordinator.revoke(revocation.site_id, revocation.why)
+        return pb.RevokeSiteResponse()
+
+    @_for_operators
+    async def PutManifest(
+        self, request: pb.PutManifestRequest, _context: AbortableContext
+    ) -> pb.PutManifestResponse:
+        """Take the sealed manifest."""
+        sealed = convert.sealed_manifest_from_wire(request)
+        kept = self._coordinator.put_manifest(sealed.manifest, sealed.signature)
+        return pb.PutManifestResponse(manifest_hash=kept.manifest_hash)
+
+    @_for_operators
+    async def SubmitJob(
+        self, requests: AsyncIterator[pb.SubmitJobRequest], _context: AbortableContext
+    ) -> pb.SubmitJobResponse:
+        """Take a job: header, then app bundle and initial model."""
+        sealed = self._registry.sealed
+        limits = Limits.of(sealed.manifest.limits) if sealed else convert.DEFAULT_LIMITS
+        header: SubmitHeader | None = None
+        body = bytearray()
+        async for request in requests:
+            if header is None:
+                header = convert.submit_header_from_wire(request, limits)
+                self._check_sizes(header)
+                continue
+            body += convert.submit_data_from_wire(request, limits)
+            if len(body) > header.app_size + header.model_size:
+                raise PeerError(Reason.TOO_LARGE, "more bytes than the header states")
+        if header is None:
+            raise PeerError(Reason.MALFORMED, "a submission without a header")
+        app, model = bytes(body[: header.app_size]), bytes(body[header.app_size :])
+        _check_digest("app bundle", app, header.app_size, header.app_sha256)
+        _check_digest("initial model", model, header.model_size, header.model_sha256)
+        job = await self._coordinator.submit(header, app, model)
+        return pb.SubmitJobResponse(job_id=job.job_id)
+
+    @_for_operators
+    async def ListJobs(
+        self, _request: pb.ListJobsRequest, _context: AbortableContext
+    ) -> pb.ListJobsResponse:
+        """List all jobs."""
+        return pb.ListJobsResponse(jobs=[self._job(job) for job in self._coordinator.jobs()])
+
+    @_for_operators
+    async def GetJob(
+        self, request: pb.GetJobRequest, _context: AbortableContext
+    ) -> pb.GetJobResponse:
+        """Show one job."""
+        job = self._coordinator.job(convert.job_id_from_wire(request))
+        return pb.GetJobResponse(job=self._job(job), job_toml=job.job_toml)
+
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: AbortableContext
+    ) -> AsyncIterator[pb.WatchJobResponse]:
+        """Push a job's progress until it ends."""
+        try:
+            check_operator(context)
+            job_id = convert.job_id_from_wire(request)
+            async for job in self._coordinator.watch(job_id):
+                yield pb.WatchJobResponse(job=self._job(job))
+        except TidegateError as error:
+            await _refuse_any(context, error)
+
+    @_for_operators
+    async def StopJob(
+        self, request: pb.StopJobRequest, _context: AbortableContext
+    ) -> pb.StopJobResponse:
+        """End a job."""
+        stop = convert.stop_request_from_wire(request)
+        self._coordinator.stop_job(stop.job_id, stop.why)
+        return pb.StopJobResponse()
+
+    async def ExportModel(
+        self, request: pb.ExportModelRequest, context: AbortableContext
+    ) -> AsyncIterator[pb.ExportModelResponse]:
+        """Stream a job's newest model."""
+        try:
+            check_operator(context)
+            data = self._coordinator.export(convert.job_id_from_wire(request))
+        except TidegateError as error:
+            await _refuse_any(context, error)
+            return
+        view = memoryview(data)
+        for offset in range(0, len(data), _CHUNK_BYTES):
+            part = bytes(view[offset : offset + _CHUNK_BYTES])
+            yield pb.ExportModelResponse(size=len(data), data=part)
+
+    def _check_sizes(self, header: SubmitHeader) -> None:
+        limits = self._coordinator.config.limits
+        if header.app_size > limits.max_app_bytes:
+            raise PeerError(Reason.TOO_LARGE, f"the app may have {limits.max_app_bytes} bytes")
+        if header.model_size > limits.max_model_bytes:
+            raise PeerError(Reason.TOO_LARGE, f"a model may have {limits.max_model_bytes} bytes")
+
+    def _site(self, site: EnrolledSite) -> pb.Site:
+        sessions = self._coordinator.sessions
+        session = sessions.get(site.fingerprint)
+        state = "revoked" if site.revoked else "connected" if session else "enrolled"
+        return pb.Site(
+            site_id=site.site_id,
+            node_fingerprint=site.node_fingerprint,
+            signing_spki=site.signing_spki,
+            state=state,
+            device=session.hello.device if session else "",
+            last_seen_s=int(sessions.last_seen_s.get(site.site_id, 0)),
+            bundles=self._coordinator.bundles(site),
+        )
+
+    def _job(self, job: Job) -> pb.Job:
+        progress, elapsed_s = self._coordinator.progress(job)
+        privacy = job.file.privacy
+        private = isinstance(privacy, RecordPrivacy)
+        sites = [
+            pb.SiteProgress(
+                site_id=name,
+                state=tally.state,
+                epsilon=tally.epsilon,
+                bytes_up=tally.bytes_up,
+                bytes_down=tally.bytes_down,
+                train_s=tally.train_s,
+                exchange_s=tally.exchange_s,
+                wait_s=tally.wait_s,
+                rounds_in=tally.rounds_in,
+                dropped=tally.dropped,
+                detail=tally.detail,
+            )
+            for name, tally in progress.sites.items()
+        ]
+        return pb.Job(
+            job_id=job.job_id,
+            name=job.file.name,
+            state=str(job.state),
+            detail=job.detail or progress.stalled,
+            round=progress.round,
+            rounds=job.file.rounds,
+            attempts_aborted=progress.attempts_aborted,
+            submitted_at_s=int(job.submitted_at_s),
+            metrics=progress.metrics,
+            sites=sites,
+            elapsed_s=elapsed_s,
+            rounds_per_s=progress.rounds_per_s(),
+            delta_dp=privacy.delta_dp if isinstance(privacy, RecordPrivacy) else 0.0,
+            unit="record" if private else "none",
+            mode=privacy.mode,
+            log=list(progress.log),
+        )
+
+
+def _check_digest(what: str, data: bytes, size: int, sha256: bytes) -> None:
+    if len(data) != size or hashlib.sha256(data).digest() != sha256:
+        raise PeerError(Reason.WRONG_DIGEST, f"the {what} is not what the header states")
+
+
+async def _refuse_any(context: AbortableContext, error: TidegateError) -> None:
+    LOGGER.info("operator call refused: %s", error)
+    known = error if isinstance(error, PeerError | UsageError) else UsageError(str(error))
+    await refuse(context, known)

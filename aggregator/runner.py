@@ -1,0 +1,156 @@
+"""Run one job's strategy in a thread of its own, round by round.
+
+Flower's strategies block, so they get a thread; each blocking call of theirs becomes a coroutine on
+the event loop (``job_run``). Unmasking, decoding, the server optimiser's step and the commit run
+here too and leave the loop to the sites.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.broadcast import ModelVersion, next_version
+from aggregator.job_run import JobRun, RoundOutcome
+from aggregator.jobs import Checkpoint, CommittedRound, JobStore
+from aggregator.optimiser import Optimiser
+from aggregator.secure_grid import RoundReply, SecureGrid
+from aggregator.unmask import unmask
+from privacy.decode import decode_sum
+from privacy.errors import PeerError, Reason
+from privacy.metrics import MetricAverager
+from privacy.planning import encoding_for_version
+from privacy.secagg.messages import Fingerprint
+from tidegate.jobfile import RecordPrivacy
+
+_AVERAGED_ROUNDS = 100
+"""Rounds of metric sums that are read back after a restart; older ones weigh next to nothing."""
+
+
+@dataclass(frozen=True)
+class NodeIds:
+    """Flower's node ids of the members."""
+
+    by_site: dict[Fingerprint, int]
+
+    def sites(self, node_ids: list[int]) -> list[Fingerprint]:
+        """Return the sites of node ids."""
+        wanted = set(node_ids)
+        return [site for site, node_id in self.by_site.items() if node_id in wanted]
+
+
+class JobRunner:
+    """Carries a job from its checkpoint to its last round; ``SecureRounds`` for its grid."""
+
+    def __init__(
+        self,
+        run: JobRun,
+        loop: asyncio.AbstractEventLoop,
+        jobs: JobStore,
+        nodes: NodeIds,
+        now_s: Callable[[], float],
+    ) -> None:
+        """Load the checkpoint.
+
+        Raises:
+            UsageError: The stored state is damaged, or the strategy cannot run.
+        """
+        self._run = run
+        self._job = run.job
+        self._loop = loop
+        self._jobs = jobs
+        self._nodes = nodes
+        self._now_s = now_s
+        file = self._job.file
+        checkpoint = jobs.load_checkpoint(self._job.job_id)
+        self._model = checkpoint.model
+        self._optimiser = Optimiser(
+            file.strategy.name, file.strategy.options, self._job.spec, run.rule.min_sites
+        )
+        if checkpoint.strategy:
+            self._optimiser.restore(checkpoint.strategy)
+        self._averager = MetricAverager(file.metrics)
+        for sums in jobs.recent_metric_sums(self._job.job_id, _AVERAGED_ROUNDS):
+            if file.metrics_length:
+                self._averager.add(np.asarray(sums, dtype=np.float64))
+        self._outcome: RoundOutcome | None = None
+        self._metric_sums: tuple[float, ...] = ()
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self._job.job_id
+
+    def run(self) -> None:
+        """Run all rounds that are left; blocks.
+
+        Raises:
+            PeerError: The job failed or was stopped, with the reason.
+        """
+        grid = SecureGrid(self)
+        while self._model.version < self._job.file.rounds:
+            round_number = self._model.version + 1
+            stepped = self._optimiser.step(round_number, self._model.vector(), grid)
+            if stepped is None or self._outcome is None:
+                raise PeerError(Reason.INTERNAL, f"round {round_number} gave no model")
+            self._commit(next_version(self._model, stepped.values_D), self._outcome)
+            metrics = dict(stepped.metrics)
+            self._loop.call_soon_threadsafe(self._run.committed, round_number, metrics)
+
+    def wait_for_nodes(self) -> list[int]:
+        """Return the node ids of the sites that take part, once they are enough for a cohort."""
+        waiting = asyncio.run_coroutine_threadsafe(self._run.wait_for_cohort(), self._loop)
+        return [self._nodes.by_site[site] for site in waiting.result()]
+
+    def run_round(self, node_ids: list[int]) -> RoundReply:
+        """Run one round and decode its sum."""
+        model = self._model
+        running = asyncio.run_coroutine_threadsafe(
+            self._run.run_round(model.version + 1, model, self._nodes.sites(node_ids)), self._loop
+        )
+        outcome = self._outcome = running.result()
+        return self._decode(model, outcome)
+
+    def _decode(self, model: ModelVersion, outcome: RoundOutcome) -> RoundReply:
+        attempt = outcome.attempt
+        for folding in attempt.folding:
+            folding.result()
+        self._loop.call_soon_threadsafe(self._run.release, attempt)
+        opened = unmask(attempt.fold.finish(), attempt.terms)
+        if opened.updates != len(outcome.survivors):
+            raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
+        file, spec = self._job.file, self._job.spec
+        privacy = file.privacy
+        divisor = float(
+            privacy.expected_batch_size if isinstance(privacy, RecordPrivacy) else opened.updates
+        )
+        mean = decode_sum(
+            encoding_for_version(self._job.plan, model.version), opened.values_d, divisor
+        )
+        metrics: dict[str, float] = {}
+        self._metric_sums = ()
+        if file.metrics_length:
+            counts_M: NDArray[np.float64] = mean.metric_sums_M / file.metrics.coordinate_scale(
+                privacy.metrics_norm
+            )
+            self._metric_sums = tuple(counts_M.tolist())
+            self._averager.add(counts_M)
+            metrics = self._averager.values(divisor)
+        values_D = (model.vector() + mean.gradient_D).astype(np.float32)
+        return RoundReply(spec.unflatten(values_D), metrics)
+
+    def _commit(self, model: ModelVersion, outcome: RoundOutcome) -> None:
+        done = CommittedRound(
+            round=model.version,
+            attempt=outcome.attempt.number,
+            checkpoint=Checkpoint(model, self._optimiser.state()),
+            transcript_hash=outcome.transcript_hash,
+            survivors=outcome.survivors,
+            metric_sums=self._metric_sums,
+            elapsed_s=outcome.elapsed_s,
+            progress=outcome.progress,
+        )
+        self._jobs.commit_round(self._job.job_id, done, self._now_s())
+        self._model = model
