@@ -119,6 +119,11 @@ class SiteConfig:
         return self.folder / "site.db"
 
     @property
+    def apps(self) -> Path:
+        """Where apps are unpacked: beside the folder, for a trainer sees nothing of the site's."""
+        return self.folder.with_name(f"{self.folder.name}.apps")
+
+    @property
     def keys(self) -> Path:
         """The folder of keys, certificates and what enrolment pinned."""
         return self.folder / "keys"

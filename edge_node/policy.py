@@ -1,8 +1,8 @@
 """Judge job offers by the site's own rules: the administrator's right to refuse.
 
-Every permission is off until the policy file grants it (`policy_file.py`), and the aggregator cannot
-change a word of it. What the budget still allows is the ledger's business; what one cohort must look
-like, SA-1's.
+Every permission is off until the policy file grants it (`policy_file.py`), and the aggregator
+cannot change a word of it. What the budget still allows is the ledger's business; what one cohort
+must look like, SA-1's.
 """
 
 from dataclasses import dataclass

@@ -154,14 +154,24 @@ class Store:
             self._set_meta("next_serial", (first + count).to_bytes(8, "big"))
         return range(first, first + count)
 
-    def add_bundles(self, bundles: Iterable[StoredBundle]) -> None:
-        """Put bundles into stock; only then may their public halves leave."""
+    def add_bundles(self, bundles: Iterable[StoredBundle], most: int) -> None:
+        """Put bundles into stock; only then may their public halves leave.
+
+        Args:
+            bundles: New ones.
+            most: How many the stock may hold; the oldest beyond are forgotten.
+        """
         rows = [
             (b.serial, b.signed, self._boot.wrap(b.seed, hash_of("bundle-seed", b.serial)))
             for b in bundles
         ]
         with self._transaction():
             self._db.executemany("INSERT INTO bundles VALUES (?, ?, ?)", rows)
+            self._db.execute(
+                "DELETE FROM bundles WHERE serial <= (SELECT serial FROM bundles"
+                " ORDER BY serial DESC LIMIT 1 OFFSET ?)",
+                (most,),
+            )
 
     def bundle(self, serial: int) -> StoredBundle | None:
         """Give a bundle of the stock; None if it is unknown or burnt."""
@@ -173,11 +183,6 @@ class Store:
         return StoredBundle(
             serial, bytes(row[0]), self._boot.unwrap(row[1], hash_of("bundle-seed", serial))
         )
-
-    def stock(self) -> list[bytes]:
-        """Give the signed bundles in stock, oldest first."""
-        rows = self._db.execute("SELECT signed FROM bundles ORDER BY serial").fetchall()
-        return [bytes(row[0]) for row in rows]
 
     # --- attempts and slots ----------------------------------------------------------------------
 
@@ -221,8 +226,10 @@ class Store:
             self._db.execute("UPDATE budgets SET head = ? WHERE dataset_id = ?", (head, dataset_id))
 
     def _begin(self, begun: StoredAttempt) -> None:
-        burnt = self._db.execute("DELETE FROM bundles WHERE serial = ?", (begun.serial,))
-        if burnt.rowcount != 1:
+        burnt = self._db.execute(
+            "DELETE FROM bundles WHERE serial = ? RETURNING signed", (begun.serial,)
+        ).fetchone()
+        if burnt is None:
             raise PeerError(Reason.REPLAY, f"bundle {begun.serial} is burnt or not of this stock")
         if (begun.round, begun.attempt) <= self.last_accepted(begun.job_id):
             raise PeerError(
@@ -234,9 +241,10 @@ class Store:
         self._db.execute(
             "DELETE FROM attempts WHERE job_id = ? AND state = 'dead'", (begun.job_id,)
         )
+        names = (begun.ctx, begun.job_id, begun.round, begun.attempt)
         self._db.execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, 'live')",
-            (begun.ctx, begun.job_id, begun.round, begun.attempt, begun.facts, sealed),
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, 'live')",
+            (*names, begun.facts, burnt[0], sealed),
         )
 
     def erase(self, ctx: bytes) -> None:
@@ -259,7 +267,7 @@ class Store:
     def live_attempts(self) -> list[StoredAttempt]:
         """Give the attempts that a crash interrupted, oldest first."""
         rows = self._db.execute(
-            "SELECT ctx, job_id, round, attempt, facts, secrets FROM attempts"
+            "SELECT ctx, job_id, round, attempt, facts, bundle, secrets FROM attempts"
             " WHERE state = 'live' ORDER BY rowid"
         ).fetchall()
         return [self._attempt(*row) for row in rows]
@@ -309,21 +317,30 @@ class Store:
 
     # --- jobs ------------------------------------------------------------------------------------
 
+    def check_job(self, job: StoredJob) -> None:
+        """Refuse an offer under the name of a job with other contents.
+
+        Raises:
+            PeerError: EQUIVOCATION.
+        """
+        known = self.job(job.job_id)
+        if known is not None and known != job:
+            raise PeerError(
+                Reason.EQUIVOCATION, f"job {job.job_id} was offered before with other contents"
+            )
+
     def put_job(self, job: StoredJob) -> None:
         """Keep an accepted offer.
 
         Raises:
             PeerError: EQUIVOCATION: the job is known with another offer.
         """
-        known = self.job(job.job_id)
-        if known is None:
-            with self._transaction():
-                self._db.execute(
-                    "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, 'accepted')", astuple(job)
-                )
-        elif known != job:
-            raise PeerError(
-                Reason.EQUIVOCATION, f"job {job.job_id} was offered before with other contents"
+        self.check_job(job)
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, 'accepted')"
+                " ON CONFLICT (job_id) DO UPDATE SET state = 'accepted'",
+                astuple(job),
             )
 
     def job(self, job_id: str) -> StoredJob | None:
@@ -343,10 +360,26 @@ class Store:
         ).fetchall()
         return [StoredJob(*row) for row in rows]
 
+    def put_app(self, sha256: bytes, content: bytes) -> None:
+        """Keep an app bundle, so that a restart needs no aggregator."""
+        with self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO apps VALUES (?, ?)", (sha256, content))
+
+    def app(self, sha256: bytes) -> bytes | None:
+        """Give a kept app bundle, its digest checked again."""
+        row = self._db.execute("SELECT content FROM apps WHERE sha256 = ?", (sha256,)).fetchone()
+        if row is None or hashlib.sha256(row[0]).digest() != sha256:
+            return None
+        return bytes(row[0])
+
     def end_job(self, job_id: str, state: str) -> None:
         """Mark a job as over and forget the secrets of its attempts."""
         with self._transaction():
             self._db.execute("UPDATE jobs SET state = ? WHERE job_id = ?", (state, job_id))
+            self._db.execute(
+                "DELETE FROM apps WHERE sha256 NOT IN"
+                " (SELECT app_sha256 FROM jobs WHERE state = 'accepted')"
+            )
             self._db.execute(
                 "DELETE FROM slots WHERE ctx IN (SELECT ctx FROM attempts WHERE job_id = ?)",
                 (job_id,),
@@ -370,9 +403,9 @@ class Store:
         self._db.execute("COMMIT")
 
     def _attempt(self, ctx: bytes, job_id: str, *rest: Any) -> StoredAttempt:
-        number, attempt, facts, sealed = rest
+        number, attempt, facts, bundle, sealed = rest
         opened = self._boot.unwrap(sealed, hash_of("attempt", ctx))
-        return StoredAttempt(ctx, job_id, number, attempt, facts, opened)
+        return StoredAttempt(ctx, job_id, number, attempt, facts, opened, bundle=bundle)
 
     def _next_generation(self) -> None:
         self.generation += 1

@@ -24,6 +24,7 @@ CREATE TABLE attempts (
   round INTEGER NOT NULL,
   attempt INTEGER NOT NULL,
   facts BLOB NOT NULL,
+  bundle BLOB NOT NULL,
   secrets BLOB,
   state TEXT NOT NULL CHECK (state IN ('live', 'dead'))
 ) STRICT;
@@ -56,6 +57,7 @@ CREATE TABLE jobs (
   encoding BLOB NOT NULL,
   state TEXT NOT NULL
 ) STRICT;
+CREATE TABLE apps (sha256 BLOB PRIMARY KEY, content BLOB NOT NULL) STRICT;
 """
 
 
@@ -81,6 +83,7 @@ class StoredAttempt:
         facts: Whatever the daemon needs to rebuild it, as the daemon encoded it.
         secrets: Bundle seed, self-mask seed and coefficient seed, 96 bytes.
         serial: The bundle that step 1 burns; 0 once it is burnt.
+        bundle: That bundle as it was signed, once it is burnt.
     """
 
     ctx: bytes
@@ -90,6 +93,7 @@ class StoredAttempt:
     facts: bytes
     secrets: bytes = field(repr=False)
     serial: int = 0
+    bundle: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,40 @@
+"""What the edge node has in its hands: jobs it works on, updates that lie ready or are sent."""
+
+from dataclasses import dataclass, field
+
+from edge_node.local_round import LocalRound
+from edge_node.upload import MaskedBytes
+from privacy.noise import NoisedUpdate
+from privacy.secagg.site import SiteSecrets
+
+
+@dataclass
+class Bench:
+    """In memory only; what must survive a crash is in the store.
+
+    Attributes:
+        jobs: Accepted jobs, ready to train.
+        ready: The update of a job that was not charged yet, with its model version.
+        charged: Updates by attempt, from slot 2 until the attempt is erased.
+        masked: Masked forms by attempt, for a repeated upload.
+        joining: Serial and secrets of an attempt until its step 1 is durable.
+        models: The newest model version of each job: digest and bytes.
+    """
+
+    jobs: dict[str, LocalRound] = field(default_factory=dict)
+    ready: dict[str, tuple[int, NoisedUpdate]] = field(default_factory=dict)
+    charged: dict[bytes, NoisedUpdate] = field(default_factory=dict)
+    masked: dict[bytes, MaskedBytes] = field(default_factory=dict)
+    joining: dict[bytes, tuple[int, SiteSecrets]] = field(default_factory=dict, repr=False)
+    models: dict[str, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
+
+    def forget_attempt(self, ctx: bytes) -> None:
+        """Drop what belongs to one attempt."""
+        for held in (self.charged, self.masked, self.joining):
+            held.pop(ctx, None)
+
+    def forget_job(self, job_id: str) -> LocalRound | None:
+        """Drop what belongs to one job; gives its work place so that the trainer can be stopped."""
+        self.ready.pop(job_id, None)
+        self.models.pop(job_id, None)
+        return self.jobs.pop(job_id, None)

@@ -1,0 +1,188 @@
+"""The `edge-node` command: enrol a site, run it, show what it spent and how it is set.
+
+Exit codes: 0 done, 2 a mistake in use or configuration, 3 the other side refused, 1 anything else.
+What is heavy (grpc, torch's libraries) is imported only where a command needs it.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privacy.errors import PeerError, UsageError
+
+if TYPE_CHECKING:
+    from edge_node.budget import BudgetLine
+
+_USAGE_EXIT = 2
+_REFUSED_EXIT = 3
+
+app = typer.Typer(
+    name="edge-node",
+    help="Train on this site's own data and send only masked, noised sums.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", help="The site's settings (site.toml).", dir_okay=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@app.command()
+def enrol(
+    config: ConfigOption,
+    token_file: Annotated[
+        Path, typer.Option("--token-file", help="The operator's token, in a file of mode 0600.")
+    ],
+) -> None:
+    """Make this site's keys and have them certified, with the operator's one-time token."""
+    with _errors():
+        from edge_node.config import load_config
+        from edge_node.enrol import enrol as redeem
+        from tidegate.keys import read_private
+
+        settings = load_config(config)
+        token = read_private(token_file).decode("ascii", "replace")
+        credentials = redeem(settings, token)
+        typer.echo(
+            f"site {settings.site_id} is enrolled; signing key"
+            f" {credentials.signer.fingerprint.hex()[:16]}; now: edge-node run --config {config}"
+        )
+
+
+@app.command()
+def run(config: ConfigOption) -> None:
+    """Run the edge node until it is told to stop (Ctrl-C or SIGTERM)."""
+    with _errors():
+        from edge_node.service import serve
+
+        serve(config)
+
+
+@app.command()
+def budget(config: ConfigOption, *, as_json: JsonOption = False) -> None:
+    """Show what each data set's privacy budget has spent and left, from the verified ledger."""
+    with _errors():
+        from edge_node.budget import budget_lines
+        from edge_node.config import load_config
+        from edge_node.store_schema import connect, read_ledgers
+
+        settings = load_config(config)
+        database = connect(settings.database, read_only=True)
+        try:
+            lines = budget_lines(settings.site_id, read_ledgers(database))
+        finally:
+            database.close()
+        if as_json:
+            _print_json([dataclasses.asdict(line) for line in lines])
+        else:
+            _print_budgets(lines)
+
+
+@app.command("show-config")
+def show_config(config: ConfigOption, *, as_json: JsonOption = False) -> None:
+    """Show the settings and the policy in force, and how well the trainer can be confined here."""
+    with _errors():
+        from edge_node.overview import overview
+
+        shown = overview(config)
+        if as_json:
+            _print_json(shown)
+        else:
+            _print_tree(shown)
+
+
+@app.command()
+def reconcile(
+    config: ConfigOption,
+    *,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Do it; without this, only say what would be done.")
+    ] = False,
+) -> None:
+    """Accept a database that is older than its mirror, after a restore from backup.
+
+    Charges that the backup may have lost are charged again at the price of the dearest known one,
+    and all one-time keys are void.
+    """
+    with _errors():
+        from edge_node.config import load_config
+        from edge_node.reconcile import reconcile as mend
+
+        for line in mend(load_config(config), accept=accept):
+            typer.echo(line)
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Say an expected error in one line and exit with its code."""
+    try:
+        yield
+    except UsageError as error:
+        _fail(str(error), _USAGE_EXIT)
+    except PeerError as error:
+        _fail(str(error), _REFUSED_EXIT)
+    except KeyboardInterrupt:
+        _fail("stopped", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"edge-node: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _print_json(value: object) -> None:
+    """Print JSON; an infinite epsilon becomes null, which JSON can say."""
+    text = json.dumps(_finite(value), indent=2, sort_keys=True, default=str, allow_nan=False)
+    typer.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _print_budgets(lines: "list[BudgetLine]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not lines:
+        typer.echo("no privacy budget has been used on this site yet")
+        return
+    table = Table(title="Privacy budgets of this site")
+    for name in ("data set", "unit", "spent ε", "left ε", "of ε", "δ", "charges", "tiers"):
+        table.add_column(name, justify="left" if name in ("data set", "tiers") else "right")
+    for line in lines:
+        table.add_row(
+            line.dataset_id,
+            line.unit,
+            f"{line.spent_epsilon:.4f}",
+            f"{line.left_epsilon:.4f}",
+            f"{line.epsilon:g}",
+            f"{line.delta_dp:g}",
+            str(line.charges),
+            ", ".join(f"{tier}: {count}" for tier, count in sorted(line.by_tier.items())),
+        )
+    Console(file=sys.stdout).print(table)
+
+
+def _print_tree(shown: dict[str, Any], indent: str = "") -> None:
+    for key, value in shown.items():
+        if isinstance(value, dict) and value:
+            typer.echo(f"{indent}{key}:")
+            _print_tree(value, indent + "  ")
+        else:
+            typer.echo(f"{indent}{key}: {value if value not in ({}, [], ()) else '-'}")

@@ -1,0 +1,299 @@
+"""What the participant asks of the shell around it, and what the shell tells it.
+
+The participant takes one event at a time, a message of the aggregator or a local event from here,
+and gives commands to be carried out **in order**. Nothing here does I/O.
+"""
+
+from dataclasses import dataclass, field
+
+from privacy.errors import Reason
+from privacy.pipeline import EncodingPlan
+from privacy.secagg.commands import Commit, Purpose, Step
+from privacy.secagg.messages import (
+    AbortRequest,
+    MaskTerm,
+    Roster,
+    ShareDelivery,
+    SignedBundle,
+    SurvivorQuorum,
+    SurvivorSet,
+)
+from privacy.secagg.site import SiteSecrets
+from tidegate.manifest import Manifest
+from tidegate.messages import AggregatorMessage, AttemptResult, JobOffer, SiteMessage
+
+
+@dataclass(frozen=True)
+class AcceptedJob:
+    """A job that this site agreed to.
+
+    Attributes:
+        plan: The encoding as offered and checked.
+        step_timeout_s: Seconds without progress after which the site leaves an attempt.
+    """
+
+    job_id: str
+    plan: EncodingPlan
+    step_timeout_s: float = 600.0
+
+
+# --- local events --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A session is open."""
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The session is gone; the shell dials again."""
+
+
+@dataclass(frozen=True)
+class JobJudged:
+    """The shell has looked at an offer: accepted, or refused with a reason and a sentence."""
+
+    job_id: str
+    accepted: AcceptedJob | None
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An update lies ready: the version it was taken at, and the epsilon spent so far."""
+
+    job_id: str
+    version: int
+    epsilon_spent: float
+
+
+@dataclass(frozen=True)
+class TrainFailed:
+    """There is no update: the budget is gone, the app failed, the model did not arrive."""
+
+    job_id: str
+    version: int
+    reason: Reason
+    detail: str
+    epsilon_spent: float
+
+
+@dataclass(frozen=True)
+class RosterArrived:
+    """A roster with what the shell adds: the own bundle from stock and the attempt's secrets.
+
+    Attributes:
+        own_bundle: None when the roster holds no bundle that lies in this site's stock.
+        secrets: The bundle's seed and two fresh seeds; None likewise.
+        last_accepted: (round, attempt) of the last roster accepted for the job, durable.
+    """
+
+    roster: Roster
+    own_bundle: SignedBundle | None
+    secrets: SiteSecrets | None = field(repr=False)
+    last_accepted: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AttemptSigned:
+    """The pinned key has signed what ``SignStep`` asked for."""
+
+    ctx: bytes
+    purpose: Purpose
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class StepCommitted:
+    """The slot, and the charge if one was asked, are durable; the mirror too."""
+
+    ctx: bytes
+    step: Step
+
+
+@dataclass(frozen=True)
+class StepRefused:
+    """The slot was not written and nothing was charged."""
+
+    ctx: bytes
+    step: Step
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class UploadFailed:
+    """The masked update was refused by the aggregator; the attempt goes on without it."""
+
+    ctx: bytes
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """Time has reached ``next_deadline_s()``."""
+
+
+LocalEvent = (
+    Connected
+    | Disconnected
+    | JobJudged
+    | Trained
+    | TrainFailed
+    | RosterArrived
+    | AttemptSigned
+    | StepCommitted
+    | StepRefused
+    | UploadFailed
+    | TimePassed
+)
+ParticipantEvent = AggregatorMessage | LocalEvent
+AttemptEvent = (
+    AttemptSigned
+    | StepCommitted
+    | StepRefused
+    | UploadFailed
+    | ShareDelivery
+    | SurvivorSet
+    | SurvivorQuorum
+    | AbortRequest
+    | AttemptResult
+)
+"""What is for one attempt, named by its ctx."""
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SendMessage:
+    """Send a message on the session; without one it is dropped (states are sent anew)."""
+
+    message: SiteMessage
+
+
+@dataclass(frozen=True)
+class PinManifest:
+    """Pin the sealed manifest, durably; what follows in the list relies on it."""
+
+    raw: bytes
+    signature: bytes
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class RefillBundles:
+    """Make one-time bundles, put them into stock, then send them; in the background."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class ConsiderJob:
+    """Check an offer against policy, plan, budget and app; answer with ``JobJudged``."""
+
+    offer: JobOffer
+
+
+@dataclass(frozen=True)
+class Train:
+    """Fetch this model version and make an update from it; answer ``Trained``/``TrainFailed``."""
+
+    job_id: str
+    version: int
+    model_sha256: bytes
+    model_size: int
+
+
+@dataclass(frozen=True)
+class SignStep:
+    """Sign these bytes with the pinned key; answer with ``AttemptSigned``."""
+
+    ctx: bytes
+    purpose: Purpose
+    message: bytes
+
+
+@dataclass(frozen=True)
+class CommitStep:
+    """Make a step durable; answer with ``StepCommitted`` or ``StepRefused``.
+
+    Attributes:
+        facts: At step 1: what ``Participant.restore_attempt`` needs after a crash.
+    """
+
+    ctx: bytes
+    job_id: str
+    round: int
+    attempt: int
+    version: int
+    commit: Commit
+    facts: bytes = b""
+
+
+@dataclass(frozen=True)
+class UploadUpdate:
+    """Mask the job's update with exactly these terms and upload it, resumably."""
+
+    ctx: bytes
+    job_id: str
+    ring_bits: int
+    terms: tuple[MaskTerm, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class StopUpload:
+    """Stop masking and uploading for an attempt that is dead."""
+
+    ctx: bytes
+
+
+@dataclass(frozen=True)
+class EraseAttempt:
+    """Erase an attempt's secrets, everywhere."""
+
+    ctx: bytes
+
+
+@dataclass(frozen=True)
+class DropUpdate:
+    """Forget the job's update: it was released, or is of no use any more."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
+class FinishJob:
+    """Stop the job's trainer and close its books."""
+
+    job_id: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """Write a line to the log: what happened, and facts."""
+
+    event: str
+    facts: dict[str, object]
+    warning: bool = False
+
+
+ParticipantCommand = (
+    SendMessage
+    | PinManifest
+    | RefillBundles
+    | ConsiderJob
+    | Train
+    | SignStep
+    | CommitStep
+    | UploadUpdate
+    | StopUpload
+    | EraseAttempt
+    | DropUpdate
+    | FinishJob
+    | Note
+)

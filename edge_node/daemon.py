@@ -1,0 +1,422 @@
+"""The edge node: carry out what the participant asks, with real keys, files, clock and network.
+
+One event loop, one store, one session. A step's slot, charge and mirror are written before the
+message that depends on them is queued, because commands are carried out in order and writing does
+not yield. Training, masking, transfers and bundles run beside the session as tasks.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edge_node import log
+from edge_node.bench import Bench
+from edge_node.budget import Ledgers
+from edge_node.bundles import BundleMaker, decode_bundle, unpack_secrets
+from edge_node.commands import (
+    AttemptSigned,
+    CommitStep,
+    ConsiderJob,
+    DropUpdate,
+    EraseAttempt,
+    FinishJob,
+    JobJudged,
+    LocalEvent,
+    Note,
+    ParticipantCommand,
+    ParticipantEvent,
+    PinManifest,
+    RefillBundles,
+    RosterArrived,
+    SendMessage,
+    SignStep,
+    StopUpload,
+    TimePassed,
+    Train,
+    Trained,
+    TrainFailed,
+    UploadFailed,
+    UploadUpdate,
+)
+from edge_node.config import SiteConfig
+from edge_node.download import fetch
+from edge_node.enrol import Credentials
+from edge_node.exchange import SiteIdentity
+from edge_node.link import Link
+from edge_node.offers import OfferDesk
+from edge_node.participant import Participant
+from edge_node.policy import Policy, manifest_warnings
+from edge_node.session import Session
+from edge_node.steps import StepWriter
+from edge_node.store import Store
+from edge_node.store_schema import StoredJob
+from edge_node.trainer import TrainerFailure
+from edge_node.upload import mask_update, send_update, update_from_bytes
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg.commands import Step
+from privacy.secagg.messages import Roster
+from tidegate.convert import Limits
+from tidegate.manifest import Manifest, parse
+from tidegate.messages import BundleStock
+
+_STOP_WITHIN_S = 2.0
+_MANIFEST_PIN = "manifest"
+
+
+class EdgeNode:
+    """One site's daemon, from an open store to a clean stop."""
+
+    def __init__(
+        self, config: SiteConfig, credentials: Credentials, policy: Policy, store: Store
+    ) -> None:
+        """Put the parts together; nothing runs yet.
+
+        Args:
+            config: site.toml.
+            credentials: What enrolment left.
+            policy: policy.toml.
+            store: Open, its lock held by the caller.
+
+        Raises:
+            UsageError: A stored ledger or manifest is damaged.
+        """
+        self._config = config
+        self._credentials = credentials
+        self._policy = policy
+        self._store = store
+        self._ledgers = Ledgers(store, config.site_id)
+        self._bench = Bench()
+        self._desk = OfferDesk(config, policy, self._ledgers)
+        self._steps = StepWriter(store, self._ledgers, self._bench)
+        self._bundles = BundleMaker(store, credentials.signer)
+        raw = store.pinned(_MANIFEST_PIN)
+        identity = SiteIdentity(
+            site_id=config.site_id,
+            me=credentials.signer.fingerprint,
+            node_fingerprint=credentials.node_fingerprint.hex(),
+            operator_spki=credentials.operator_spki,
+            instance_id=store.instance_id,
+            device=config.trainer.device,
+        )
+        self._participant = Participant(identity, policy, None if raw is None else parse(raw))
+        self._link = Link.dial(credentials, config.session)
+        self._session = Session(self._link, config.session, self.dispatch)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._uploads: dict[bytes, asyncio.Task[None]] = {}
+        self._trains: dict[str, asyncio.Task[None]] = {}
+        self._considering: set[str] = set()
+        self._accepted: dict[str, JobJudged] = {}
+        self._timer: tuple[float, asyncio.TimerHandle] | None = None
+        self._failure: asyncio.Future[None] | None = None
+        self._do: dict[type, Callable[[Any], LocalEvent | None]] = {
+            SendMessage: self._send,
+            SignStep: self._sign,
+            CommitStep: self._steps.commit,
+            UploadUpdate: self._upload,
+            StopUpload: self._stop_upload,
+            EraseAttempt: self._erase,
+            Train: self._start_training,
+            DropUpdate: self._drop_update,
+            RefillBundles: self._refill,
+            ConsiderJob: self._consider,
+            FinishJob: self._finish_job,
+            PinManifest: self._pin_manifest,
+            Note: self._note,
+        }
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until told to stop, then stop cleanly: no process and no half-written file stays.
+
+        Raises:
+            UsageError: Our own fault, or the configuration's; everything is closed first.
+        """
+        self._failure = asyncio.get_running_loop().create_future()
+        try:
+            self._warn()
+            await self._restore()
+            session = asyncio.create_task(self._session.keep())
+            stopping = asyncio.create_task(stop.wait())
+            self._tasks |= {session}
+            ends: set[asyncio.Future[Any]] = {session, stopping, self._failure}
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            for ended in done - {stopping}:
+                ended.result()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer[1].cancel()
+        for task in self._tasks:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_WITHIN_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await asyncio.gather(*(job.trainer.stop() for job in self._bench.jobs.values()))
+        await self._link.channel.close(None)
+        self._desk.clear()
+
+    def _warn(self) -> None:
+        if self._policy.closed:
+            log.warning("no policy", why=self._policy.closed)
+        if self._participant.manifest is not None:
+            self._use_manifest(self._participant.manifest)
+
+    async def _restore(self) -> None:
+        """Take up jobs and attempts that an earlier process left, or close them."""
+        self._desk.clear()
+        for job in self._store.open_jobs():
+            verdict = await self._judge(job)
+            if verdict.accepted is None:
+                log.warning("job not taken up again", job=job.job_id, why=verdict.detail)
+                self._store.end_job(job.job_id, "failed")
+            else:
+                self._participant.restore_job(verdict.accepted)
+        now_s = time.time()
+        for attempt in self._store.live_attempts():
+            taken = self._participant.exchange.restore(
+                (attempt.job_id, attempt.round, attempt.attempt),
+                attempt.facts,
+                (decode_bundle(attempt.bundle), unpack_secrets(attempt.secrets)),
+                {Step(step): slot for step, slot in self._store.slots(attempt.ctx).items()},
+                now_s,
+            )
+            update = self._store.update_of(attempt.ctx)
+            if update is not None:
+                self._bench.charged[attempt.ctx] = update_from_bytes(update)
+            if not taken:
+                self._erase(EraseAttempt(attempt.ctx))
+            log.info("attempt found after a restart", ctx=attempt.ctx, goes_on=taken)
+
+    def dispatch(self, event: ParticipantEvent) -> None:
+        """Hand an event to the participant and carry out what follows, to the end.
+
+        Raises:
+            PeerError: The session must be closed.
+        """
+        events = deque([event])
+        while events:
+            event = events.popleft()
+            if isinstance(event, Roster):
+                event = self._with_secrets(event)
+            for command in self._participant.handle(event, time.time()):
+                answer = self._carry_out(command)
+                if answer is not None:
+                    events.append(answer)
+        self._set_timer()
+
+    def _carry_out(self, command: ParticipantCommand) -> LocalEvent | None:
+        return self._do[type(command)](command)
+
+    def _set_timer(self) -> None:
+        """See that time reaches the participant when it matters to it."""
+        deadline_s = self._participant.next_deadline_s()
+        if self._timer is not None:
+            if self._timer[0] == deadline_s:
+                return
+            self._timer[1].cancel()
+            self._timer = None
+        if deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            handle = loop.call_later(max(0.0, deadline_s - time.time()) + 0.01, self._ring)
+            self._timer = (deadline_s, handle)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.dispatch(TimePassed())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside the session; an error that nobody expected stops the daemon."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or self._failure is None or self._failure.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._failure.set_exception(error)
+
+    # --- small commands --------------------------------------------------------------------------
+
+    def _send(self, command: SendMessage) -> None:
+        self._session.send(command.message)
+
+    def _sign(self, command: SignStep) -> AttemptSigned:
+        signature = self._credentials.signer.sign(command.message)
+        return AttemptSigned(command.ctx, command.purpose, signature)
+
+    def _note(self, note: Note) -> None:
+        (log.warning if note.warning else log.info)(note.event, **note.facts)
+
+    def _with_secrets(self, roster: Roster) -> RosterArrived:
+        """Find the own bundle of a roster; its two further seeds are fresh ones."""
+        last = self._store.last_accepted(roster.context.job_id)
+        found = self._bundles.find(roster)
+        if found is None:
+            return RosterArrived(roster, None, None, last)
+        signed, secrets = found
+        self._bench.joining[roster.context.digest()] = (signed.bundle.serial, secrets)
+        return RosterArrived(roster, signed, secrets, last)
+
+    def _erase(self, command: EraseAttempt) -> None:
+        self._bench.forget_attempt(command.ctx)
+        self._store.erase(command.ctx)
+
+    def _drop_update(self, command: DropUpdate) -> None:
+        self._bench.ready.pop(command.job_id, None)
+
+    def _pin_manifest(self, command: PinManifest) -> None:
+        self._store.pin(_MANIFEST_PIN, command.raw)
+        log.info("manifest pinned", hash=command.manifest.hash())
+        self._use_manifest(command.manifest)
+
+    def _use_manifest(self, manifest: Manifest) -> None:
+        self._session.limits = Limits.of(manifest.limits)
+        for warning in manifest_warnings(self._policy, manifest):
+            log.warning("policy and manifest", what=warning)
+
+    def _refill(self, command: RefillBundles) -> None:
+        manifest = self._participant.manifest
+        if manifest is not None:
+            self._spawn(self._make_bundles(manifest, command.count))
+
+    async def _make_bundles(self, manifest: Manifest, count: int) -> None:
+        made = await self._bundles.make(manifest, count)
+        self._session.send(BundleStock(made))
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    def _consider(self, command: ConsiderJob) -> JobJudged | None:
+        offer = StoredJob(**vars(command.offer))
+        if self._store.job(offer.job_id) == offer and offer.job_id in self._accepted:
+            return self._accepted[offer.job_id]
+        if offer.job_id not in self._considering:
+            self._considering.add(offer.job_id)
+            self._spawn(self._answer_offer(offer))
+        return None
+
+    async def _answer_offer(self, offer: StoredJob) -> None:
+        try:
+            verdict = await self._judge(offer)
+        finally:
+            self._considering.discard(offer.job_id)
+        if verdict.accepted is not None:
+            self._store.put_job(offer)
+        self.dispatch(verdict)
+
+    async def _judge(self, offer: StoredJob) -> JobJudged:
+        manifest = self._participant.manifest
+        if manifest is None:
+            detail = "this site has no sealed manifest yet"
+            return JobJudged(offer.job_id, None, Reason.POLICY, detail)
+        try:
+            self._store.check_job(offer)
+            job, local = await self._desk.accept(offer, manifest, self._fetch_app)
+        except TrainerFailure as error:
+            log.warning("app does not start", job=offer.job_id, detail=error.detail)
+            return JobJudged(offer.job_id, None, error.reason, str(error.args[0]))
+        except PeerError as error:
+            return JobJudged(offer.job_id, None, error.reason, str(error.args[0]))
+        except UsageError as error:
+            log.warning("job cannot be run here", job=offer.job_id, why=error)
+            return JobJudged(offer.job_id, None, Reason.POLICY, "this site cannot run the job now")
+        self._bench.jobs[offer.job_id] = local
+        self._accepted[offer.job_id] = JobJudged(offer.job_id, job)
+        return self._accepted[offer.job_id]
+
+    async def _fetch_app(self, sha256: bytes, size: int) -> bytes:
+        content = self._store.app(sha256)
+        if content is None:
+            content = await fetch(self._link, sha256, size)
+            self._store.put_app(sha256, content)
+        return content
+
+    def _finish_job(self, command: FinishJob) -> None:
+        self._store.end_job(command.job_id, command.state)
+        self._accepted.pop(command.job_id, None)
+        training = self._trains.pop(command.job_id, None)
+        if training is not None:
+            training.cancel()
+        local = self._bench.forget_job(command.job_id)
+        if local is not None:
+            self._spawn(self._stop_trainer(command.job_id, local.trainer.stop()))
+
+    async def _stop_trainer(self, job_id: str, stopping: Coroutine[Any, Any, None]) -> None:
+        await stopping
+        self._desk.forget(job_id)
+
+    # --- training and upload ---------------------------------------------------------------------
+
+    def _start_training(self, command: Train) -> None:
+        self._trains[command.job_id] = self._spawn(self._train(command))
+
+    async def _train(self, command: Train) -> None:
+        job_id, version = command.job_id, command.version
+        local = self._bench.jobs[job_id]
+        dataset_id = local.dataset.dataset_id
+        event: Trained | TrainFailed
+        try:
+            self._ledgers.look_ahead(dataset_id, local.event)
+            model_D = local.read_model(await self._model(command))
+            update = await local.make_update(version, model_D)
+        except TrainerFailure as error:
+            log.warning("training failed", job=job_id, version=version, detail=error.detail)
+            event = self._failed(command, dataset_id, error)
+        except PeerError as error:
+            event = self._failed(command, dataset_id, error)
+        else:
+            self._bench.ready[job_id] = (version, update)
+            event = Trained(job_id, version, self._spent(dataset_id))
+        self.dispatch(event)
+
+    def _failed(self, command: Train, dataset_id: str, error: PeerError) -> TrainFailed:
+        spent = self._spent(dataset_id)
+        why = str(error.args[0])
+        return TrainFailed(command.job_id, command.version, error.reason, why, spent)
+
+    def _spent(self, dataset_id: str) -> float:
+        """Give the epsilon spent for the operator's display; 0 where it is infinite (no DP)."""
+        spent = self._ledgers.spent(dataset_id)
+        return spent if math.isfinite(spent) else 0.0
+
+    async def _model(self, command: Train) -> bytes:
+        digest, content = self._bench.models.get(command.job_id, (b"", b""))
+        if digest != command.model_sha256:
+            content = await fetch(self._link, command.model_sha256, command.model_size)
+            self._bench.models[command.job_id] = (command.model_sha256, content)
+        return content
+
+    def _upload(self, command: UploadUpdate) -> None:
+        running = self._uploads.get(command.ctx)
+        if running is None or running.done():
+            self._uploads[command.ctx] = self._spawn(self._mask_and_send(command))
+
+    def _stop_upload(self, command: StopUpload) -> None:
+        running = self._uploads.pop(command.ctx, None)
+        if running is not None:
+            running.cancel()
+
+    async def _mask_and_send(self, command: UploadUpdate) -> None:
+        """Mask by slot 2 and upload; the same bytes however often it is asked."""
+        ctx = command.ctx
+        try:
+            masked = self._bench.masked.get(ctx)
+            resume = masked is not None
+            if masked is None:
+                update = self._bench.charged[ctx]
+                masked = await mask_update(update, command.terms, command.ring_bits)
+                self._bench.masked[ctx] = masked
+            await send_update(self._link, ctx, masked, resume=resume)
+        except PeerError as error:
+            self.dispatch(UploadFailed(ctx, error.reason, str(error.args[0])))

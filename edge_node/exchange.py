@@ -1,0 +1,374 @@
+"""A site's part in attempts of SA-1: from a roster to the end of its `SiteAttempt`.
+
+Kept here: one attempt a job at a time, the older one dead before the newer one begins; an update
+goes into one charged attempt only. An uncharged update survives an aborted attempt and is ready
+again at once, a charged one is dead (secure-aggregation.md, "Retry rule"). Pure, like the
+participant that it is a part of.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge_node.commands import (
+    AttemptEvent,
+    AttemptSigned,
+    CommitStep,
+    EraseAttempt,
+    Note,
+    ParticipantCommand,
+    RosterArrived,
+    SendMessage,
+    SignStep,
+    StepCommitted,
+    StepRefused,
+    StopUpload,
+    UploadFailed,
+    UploadUpdate,
+)
+from edge_node.job_state import AttemptFacts, JobState, LiveAttempt, Phase
+from edge_node.policy import Policy, cohort_policy
+from privacy.errors import PeerError, Reason
+from privacy.secagg.commands import (
+    Abort,
+    Commit,
+    CommitRefused,
+    Committed,
+    Erase,
+    MaskAndUpload,
+    Send,
+    Sign,
+    Signed,
+    SiteCommand,
+    SiteEvent,
+    Step,
+    Tick,
+)
+from privacy.secagg.keys import suite_named
+from privacy.secagg.messages import (
+    AbortRequest,
+    AttemptContext,
+    Fingerprint,
+    MaskTerm,
+    Published,
+    SignedBundle,
+    SurvivorSet,
+)
+from privacy.secagg.rules import SiteConfig
+from privacy.secagg.site import SiteAttempt, SiteSecrets
+from tidegate.manifest import Manifest
+from tidegate.messages import AttemptFailed, AttemptResult
+
+Commands = list[ParticipantCommand]
+
+
+@dataclass(frozen=True)
+class SiteIdentity:
+    """Who this site is and whom it trusts.
+
+    Attributes:
+        site_id: As in the manifest.
+        me: Fingerprint of the pinned signing key.
+        node_fingerprint: SHA-256 of the TLS key's SPKI, hex, as the manifest must say.
+        operator_spki: The operator's key, pinned at enrolment.
+        instance_id: Names the boot key under which the stock is wrapped.
+        device: Kind of device, for the operator's display.
+    """
+
+    site_id: str
+    me: Fingerprint
+    node_fingerprint: str
+    operator_spki: bytes
+    instance_id: bytes
+    device: str
+
+
+class Exchange:
+    """The attempts that this site is in."""
+
+    def __init__(self, identity: SiteIdentity, policy: Policy, jobs: dict[str, JobState]) -> None:
+        """Begin with none.
+
+        Args:
+            identity: See `SiteIdentity`.
+            policy: The site's own rules for cohorts.
+            jobs: The participant's jobs, shared with it.
+        """
+        self._identity = identity
+        self._policy = policy
+        self._jobs = jobs
+        self._attempts: dict[bytes, LiveAttempt] = {}
+        self.manifest: Manifest | None = None
+        self.online = False
+
+    def restore(
+        self,
+        names: tuple[str, int, int],
+        facts: bytes,
+        held: tuple[SignedBundle, SiteSecrets],
+        slots: Mapping[Step, bytes],
+        now_s: float,
+    ) -> bool:
+        """Take up an attempt that a crash interrupted, with nothing forgotten.
+
+        Args:
+            names: Job id, round, attempt.
+            facts: `CommitStep.facts` of its step 1.
+            held: Its own bundle and its secrets, as they were.
+            slots: Its durable slots.
+            now_s: Unix seconds.
+
+        Returns:
+            False when its job is not known any more: erase it.
+        """
+        job_id, number, attempt = names
+        state = self._jobs.get(job_id)
+        if state is None or self.manifest is None:
+            return False
+        known = AttemptFacts.decode(facts)
+        context = self._context(self.manifest, job_id, number, attempt)
+        config = self._config(self.manifest, state, context, known)
+        machine = SiteAttempt.restore(config, *held, slots, now_s)
+        charged = Step.MASKED_UPDATE in slots
+        state.ctx = context.digest()
+        self._attempts[state.ctx] = LiveAttempt(machine, job_id, context, known, charged)
+        return True
+
+    def next_deadline_s(self) -> float | None:
+        """Return when time matters to an attempt, Unix seconds; None if never."""
+        deadlines = [live.machine.next_deadline_s() for live in self._attempts.values()]
+        return min((at_s for at_s in deadlines if at_s is not None), default=None)
+
+    def resume(self, now_s: float) -> Commands:
+        """Give again what each attempt's last durable slot determines: the session is a new one."""
+        commands: Commands = []
+        for live in list(self._attempts.values()):
+            commands += self._carry(live, live.machine.resume(), now_s)
+        return commands
+
+    def pass_time(self, now_s: float) -> Commands:
+        """Let the attempts see the time."""
+        commands: Commands = []
+        for live in list(self._attempts.values()):
+            commands += self._feed(live, Tick(), now_s)
+        return commands
+
+    def leave(self, state: JobState, why: str, now_s: float) -> Commands:
+        """Give up the job's live attempt, if there is one: the aggregator does not want it."""
+        live = self._attempts.get(state.ctx or b"")
+        return [] if live is None else self._abort(live, why, now_s)
+
+    def drop_job(self, job_id: str) -> Commands:
+        """Forget the attempts of a job that is over."""
+        commands: Commands = []
+        for ctx in [c for c, live in self._attempts.items() if live.job_id == job_id]:
+            del self._attempts[ctx]
+            commands += [StopUpload(ctx), EraseAttempt(ctx)]
+        return commands
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def join(self, event: RosterArrived, now_s: float) -> Commands:
+        """Take a roster: a repeated one again, a new one if the job has an update to spend."""
+        context = event.roster.context
+        ctx = context.digest()
+        live = self._attempts.get(ctx)
+        if live is not None:
+            return self._feed(live, event.roster, now_s)
+        try:
+            return self._begin(self._jobs.get(context.job_id), event, now_s)
+        except PeerError as error:
+            why = str(error.args[0])
+            note = Note("attempt not joined", {"ctx": ctx, "why": why}, warning=True)
+            return [note, SendMessage(AttemptFailed(ctx, error.reason, why))]
+
+    def _begin(self, state: JobState | None, event: RosterArrived, now_s: float) -> Commands:
+        manifest = self.manifest
+        if state is None or manifest is None or state.wanted is None:
+            raise PeerError(Reason.UNKNOWN_JOB, "this site takes no part in that job")
+        older = self._attempts.get(state.ctx or b"")
+        if older is not None:
+            # Accepting a+1 kills a: its abort is signed and durable before a+1 begins.
+            state.next_roster = event
+            return self._abort(older, "a newer attempt was opened", now_s)
+        if state.update is None or state.update != state.wanted.version:
+            raise PeerError(Reason.REPLAY, "this site has no update that is not used up")
+        if event.own_bundle is None or event.secrets is None:
+            raise PeerError(Reason.REPLAY, "the roster holds no bundle of this site's stock")
+        named = event.roster.context
+        context = self._context(manifest, state.job.job_id, state.wanted.round, named.attempt)
+        if context != named:
+            raise PeerError(Reason.WRONG_CONTEXT, "the roster is for another round or manifest")
+        facts = AttemptFacts(state.update, state.head, event.last_accepted)
+        config = self._config(manifest, state, context, facts)
+        machine = SiteAttempt(config, event.own_bundle, event.secrets)
+        live = LiveAttempt(machine, state.job.job_id, context, facts)
+        state.ctx, state.announced = context.digest(), False
+        self._attempts[state.ctx] = live
+        state.stopwatch.enter(Phase.EXCHANGE, now_s)
+        return self._feed(live, event.roster, now_s)
+
+    def handle(self, event: AttemptEvent, now_s: float) -> Commands:
+        """Hand an attempt what is meant for it; what is for no live attempt is dropped."""
+        live = self._attempts.get(event.ctx)
+        if live is None:
+            return [Note("frame for no live attempt", {"kind": type(event).__name__})]
+        match event:
+            case StepCommitted():
+                return self._on_committed(live, event.step, now_s)
+            case AttemptResult():
+                return self._on_result(live, event, now_s)
+            case UploadFailed(ctx, reason, message):
+                note = Note("upload failed", {"ctx": ctx, "why": message}, warning=True)
+                return [note, SendMessage(AttemptFailed(ctx, reason, message))]
+            case _:
+                return self._on_frame(live, event, now_s)
+
+    def _on_frame(self, live: LiveAttempt, event: AttemptEvent, now_s: float) -> Commands:
+        inner: SiteEvent
+        match event:
+            case AttemptSigned(_, purpose, signature):
+                inner = Signed(purpose, signature)
+            case StepRefused(_, step, reason, message):
+                inner = CommitRefused(step, reason, message)
+            case StepCommitted() | AttemptResult() | UploadFailed():
+                return []
+            case _:
+                inner = event
+        live.answers_abort = live.answers_abort or isinstance(event, AbortRequest)
+        commands = self._feed(live, inner, now_s)
+        if isinstance(event, SurvivorSet):
+            self._remember_survivors(live, event)
+        return commands
+
+    def _on_committed(self, live: LiveAttempt, step: Step, now_s: float) -> Commands:
+        if step is Step.MASKED_UPDATE:
+            live.charged = True
+            state = self._jobs.get(live.job_id)
+            if state is not None:
+                state.update = None
+        return self._feed(live, Committed(step), now_s)
+
+    def _on_result(self, live: LiveAttempt, result: AttemptResult, now_s: float) -> Commands:
+        cohort = live.machine.cohort
+        if cohort is not None and cohort.index_of(self._identity.me) not in result.survivors:
+            return self._abort(live, "the sum was published without this site", now_s)
+        return self._feed(live, Published(result.ctx, result.transcript_hash), now_s)
+
+    def _remember_survivors(self, live: LiveAttempt, event: SurvivorSet) -> None:
+        """Keep U3 for the rule on adjacent cohorts, once the machine has accepted it."""
+        cohort, state = live.machine.cohort, self._jobs.get(live.job_id)
+        if cohort is not None and state is not None and not live.dead:
+            members = cohort.members
+            state.previous_survivors = frozenset(members[index - 1] for index in event.survivors)
+
+    # --- the machine -----------------------------------------------------------------------------
+
+    def _abort(self, live: LiveAttempt, why: str, now_s: float) -> Commands:
+        live.answers_abort = True
+        return self._feed(live, AbortRequest(live.context.digest(), why), now_s)
+
+    def _feed(self, live: LiveAttempt, event: SiteEvent, now_s: float) -> Commands:
+        try:
+            commands = live.machine.handle(event, now_s)
+        except PeerError as error:
+            facts: dict[str, object] = {"kind": type(event).__name__, "why": str(error)}
+            return [Note("frame dropped", {"ctx": live.context.digest(), **facts}, warning=True)]
+        return self._carry(live, commands, now_s)
+
+    def _carry(self, live: LiveAttempt, commands: list[SiteCommand], now_s: float) -> Commands:
+        """Turn the machine's commands into the shell's."""
+        ctx = live.context.digest()
+        given: Commands = []
+        for command in commands:
+            match command:
+                case Sign(purpose, message):
+                    given.append(SignStep(ctx, purpose, message))
+                case Commit():
+                    given.append(_commit(ctx, live, command))
+                case Send(message):
+                    given.append(SendMessage(message))
+                case MaskAndUpload(terms):
+                    given += self._upload(ctx, live, terms)
+                case Abort(reason, message):
+                    given += _on_abort(ctx, live, reason, message)
+                case Erase():
+                    given += self._on_erase(ctx, live, now_s)
+        return given
+
+    def _upload(self, ctx: bytes, live: LiveAttempt, terms: tuple[MaskTerm, ...]) -> Commands:
+        state = self._jobs.get(live.job_id)
+        if state is None:
+            return []
+        return [UploadUpdate(ctx, live.job_id, state.job.plan.bits, terms)]
+
+    def _on_erase(self, ctx: bytes, live: LiveAttempt, now_s: float) -> Commands:
+        """Close an attempt; an uncharged update is ready again, a waiting roster is next."""
+        self._attempts.pop(ctx, None)
+        commands: Commands = [StopUpload(ctx), EraseAttempt(ctx)]
+        state = self._jobs.get(live.job_id)
+        if state is None or state.ctx != ctx:
+            return commands
+        state.ctx = None
+        if state.training is None:
+            state.stopwatch.enter(Phase.WAIT, now_s)
+        roster, state.next_roster = state.next_roster, None
+        if roster is not None:
+            return commands + self.join(roster, now_s)
+        if live.dead and state.may_announce and self.online:
+            commands.append(SendMessage(state.ready(now_s)))
+        return commands
+
+    # --- what an attempt is called and judged by -------------------------------------------------
+
+    def _context(
+        self, manifest: Manifest, job_id: str, number: int, attempt: int
+    ) -> AttemptContext:
+        return AttemptContext(
+            suite=manifest.suite,
+            consortium_id=manifest.consortium_id,
+            manifest_hash=manifest.hash(),
+            job_id=job_id,
+            roster_epoch=manifest.roster_epoch,
+            round=number,
+            attempt=attempt,
+        )
+
+    def _config(
+        self, manifest: Manifest, state: JobState, context: AttemptContext, facts: AttemptFacts
+    ) -> SiteConfig:
+        mode = state.job.plan.mode
+        return SiteConfig(
+            me=self._identity.me,
+            suite=suite_named(manifest.suite),
+            context=context,
+            pinned=manifest.pinned(),
+            policy=cohort_policy(self._policy, manifest, mode, state.previous_survivors),
+            plan=facts.expected_plan(state.job),
+            last_accepted=facts.last_accepted,
+            step_timeout_s=state.job.step_timeout_s,
+        )
+
+
+def _commit(ctx: bytes, live: LiveAttempt, commit: Commit) -> CommitStep:
+    context = live.context
+    return CommitStep(
+        ctx=ctx,
+        job_id=live.job_id,
+        round=context.round,
+        attempt=context.attempt,
+        version=live.facts.version,
+        commit=commit,
+        facts=live.facts.encode() if commit.step is Step.SHARE_KEYS else b"",
+    )
+
+
+def _on_abort(ctx: bytes, live: LiveAttempt, reason: Reason, why: str) -> Commands:
+    live.dead = True
+    facts: dict[str, object] = {"ctx": ctx, "reason": reason, "why": why, "charged": live.charged}
+    commands: Commands = [
+        StopUpload(ctx),
+        Note("attempt aborted", facts, warning=not live.answers_abort),
+    ]
+    if not live.answers_abort:
+        commands.append(SendMessage(AttemptFailed(ctx, reason, why)))
+    return commands

@@ -1,0 +1,192 @@
+"""What a participant knows of one job, and of one attempt that it is in."""
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from edge_node.commands import AcceptedJob, RosterArrived
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.pipeline import Mode
+from privacy.planning import encoding_for_version
+from privacy.secagg.encoding import hash_of
+from privacy.secagg.messages import AttemptContext, Fingerprint
+from privacy.secagg.rules import ExpectedPlan
+from privacy.secagg.site import SiteAttempt
+from tidegate.messages import Ready, TrainRequest
+
+
+class Phase(StrEnum):
+    """What a site's time goes into, for the report on utilisation."""
+
+    TRAIN = "train"
+    EXCHANGE = "exchange"
+    WAIT = "wait"
+
+
+@dataclass
+class Stopwatch:
+    """Add up the seconds spent in each phase since the last reading."""
+
+    phase: Phase = Phase.WAIT
+    since_s: float | None = None
+    spent_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+
+    def enter(self, phase: Phase, now_s: float) -> None:
+        """Go over to a phase."""
+        if self.since_s is not None:
+            self.spent_s[self.phase] += max(0.0, now_s - self.since_s)
+        self.phase, self.since_s = phase, now_s
+
+    def read(self, now_s: float) -> dict[Phase, float]:
+        """Give the seconds by phase, and start again from zero."""
+        self.enter(self.phase, now_s)
+        spent = self.spent_s
+        self.spent_s = dict.fromkeys(Phase, 0.0)
+        return spent
+
+
+@dataclass
+class JobState:
+    """One accepted job.
+
+    Attributes:
+        wanted: The newest train request; None before the first.
+        head: Head of the version chain up to ``wanted.version``.
+        training: The version that the shell trains from; None when it does not.
+        update: The version of the update that lies ready and was not charged; None without one.
+        epsilon_spent: As the shell last said; shown to the operator.
+        announced: ``Ready`` was sent for the update, and no roster has come for it since.
+        ctx: The live attempt's context.
+        next_roster: A roster that waits for the live attempt to die first.
+        previous_survivors: Who was in the last sum that this site signed for.
+    """
+
+    job: AcceptedJob
+    wanted: TrainRequest | None = None
+    head: bytes = b""
+    training: int | None = None
+    update: int | None = None
+    epsilon_spent: float = 0.0
+    announced: bool = False
+    ctx: bytes | None = None
+    next_roster: RosterArrived | None = None
+    previous_survivors: frozenset[Fingerprint] | None = None
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def may_announce(self) -> bool:
+        """Whether an update lies ready that the aggregator has not been told of."""
+        return self.update is not None and not self.announced
+
+    def follow(self, request: TrainRequest) -> bool:
+        """Take a train request if it continues the version chain.
+
+        Returns:
+            False when the chain up to it is unknown here, so that its head is taken as given.
+
+        Raises:
+            PeerError: EQUIVOCATION: another model for a version that the site knows; REPLAY: an
+                older version or round.
+        """
+        last = self.wanted
+        before = hash_of("chain", self.job.job_id) if request.version == 0 else b""
+        if last is not None:
+            if (request.version, request.round) < (last.version, last.round):
+                raise PeerError(
+                    Reason.REPLAY,
+                    f"round {request.round} from version {request.version} was asked after round"
+                    f" {last.round} from version {last.version}",
+                )
+            if request.version == last.version and (
+                request.model_sha256 != last.model_sha256 or request.chain_head != self.head
+            ):
+                raise PeerError(
+                    Reason.EQUIVOCATION, f"two different models for version {request.version}"
+                )
+            if request.version == last.version + 1:
+                before = self.head
+        known = bool(before)
+        if known and request.chain_head != hash_of(
+            "version", before, request.version, request.model_sha256
+        ):
+            raise PeerError(
+                Reason.EQUIVOCATION,
+                f"version {request.version} does not continue the chain that this site knows",
+            )
+        self.wanted, self.head = request, request.chain_head
+        return known or (last is not None and request.version == last.version)
+
+    def ready(self, now_s: float) -> Ready:
+        """Say that the update lies ready."""
+        if self.wanted is None or self.update is None:
+            raise UsageError("a site without an update cannot be ready")
+        spent_s = self.stopwatch.read(now_s)
+        self.announced = True
+        return Ready(
+            job_id=self.job.job_id,
+            round=self.wanted.round,
+            version=self.update,
+            epsilon_spent=self.epsilon_spent,
+            train_s=spent_s[Phase.TRAIN],
+            exchange_s=spent_s[Phase.EXCHANGE],
+            wait_s=spent_s[Phase.WAIT],
+        )
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """What an attempt was begun with, kept with slot 1 so that a crash does not lose it."""
+
+    version: int
+    chain_head: bytes
+    last_accepted: tuple[int, int]
+
+    def encode(self) -> bytes:
+        """Give the bytes that are stored."""
+        return json.dumps([self.version, self.chain_head.hex(), list(self.last_accepted)]).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> "AttemptFacts":
+        """Read them back.
+
+        Raises:
+            UsageError: The stored bytes are damaged.
+        """
+        try:
+            version, head, (number, attempt) = json.loads(raw)
+            return cls(int(version), bytes.fromhex(head), (int(number), int(attempt)))
+        except (ValueError, TypeError) as error:
+            raise UsageError("a stored attempt is damaged; run `edge-node reconcile`") from error
+
+    def expected_plan(self, job: AcceptedJob) -> ExpectedPlan:
+        """Give what the roster's plan must say: the site's own derivation for this version."""
+        plan = encoding_for_version(job.plan, self.version)
+        return ExpectedPlan(
+            encoding=plan.to_bytes(),
+            ring_bits=plan.bits,
+            length=plan.length,
+            chain_head=self.chain_head,
+            own_version=self.version,
+            newest_version=self.version,
+            noised=plan.mode is not Mode.NONE,
+        )
+
+
+@dataclass
+class LiveAttempt:
+    """An attempt that this site is in.
+
+    Attributes:
+        charged: Slot 2 is durable: the update is used up, whatever comes.
+        begun: Slot 1 is durable.
+        dead: The machine has given it up.
+        answers_abort: The aggregator asked for the abort, so no failure is reported to it.
+    """
+
+    machine: SiteAttempt
+    job_id: str
+    context: AttemptContext
+    facts: AttemptFacts
+    charged: bool = False
+    dead: bool = False
+    answers_abort: bool = False

@@ -1,0 +1,195 @@
+"""Look at a job offer and, if the site agrees, get everything ready to work on it.
+
+In this order, so that nothing of the job runs before it is allowed: read the job and derive its
+encoding anew, ask the policy, open the data set and the budget, fetch the app by its digest, start
+the confined trainer. Any failure refuses the job; why in detail stays in the site's own log where
+it could hold data.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_node.budget import Ledgers
+from edge_node.commands import AcceptedJob
+from edge_node.config import SiteConfig
+from edge_node.data import Dataset, load_dataset
+from edge_node.local_round import LocalRound
+from edge_node.log import info, warning
+from edge_node.policy import JobFacts, Policy, judge
+from edge_node.sandbox import SandboxMode, SandboxReport
+from edge_node.store_schema import StoredJob
+from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
+from privacy.accounting.chain import TIER_ENFORCED, TIER_NONE
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.pipeline import EncodingPlan, Mode
+from privacy.planning import CohortRules, check_encoding, step_event
+from privacy.spec import VectorSpec
+from tidegate import appbundle
+from tidegate.job_terms import privacy_terms
+from tidegate.jobfile import JobFile
+from tidegate.manifest import Manifest
+
+Fetch = Callable[[bytes, int], Awaitable[bytes]]
+"""Fetch content by SHA-256 and size."""
+
+_STEP_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """An offer, read and checked on paper."""
+
+    job_file: JobFile
+    spec: VectorSpec
+    plan: EncodingPlan
+    epsilon: float
+    rules: CohortRules
+
+
+class OfferDesk:
+    """Where offers are judged and jobs made ready."""
+
+    def __init__(self, config: SiteConfig, policy: Policy, ledgers: Ledgers) -> None:
+        """Take the site's settings, its rules and its ledgers."""
+        self._config = config
+        self._policy = policy
+        self._ledgers = ledgers
+        self._datasets: dict[str, Dataset] = {}
+
+    async def accept(
+        self, offer: StoredJob, manifest: Manifest, fetch: Fetch
+    ) -> tuple[AcceptedJob, LocalRound]:
+        """Judge an offer and make the job ready.
+
+        Args:
+            offer: As received.
+            manifest: As pinned.
+            fetch: Brings the app bundle.
+
+        Raises:
+            PeerError: The job is refused; the reason and the sentence may go to the aggregator.
+        """
+        reading = _read(offer, manifest)
+        self._judge(offer, reading, sandboxed=True)
+        dataset = await self._open_dataset(reading.job_file.dataset)
+        if reading.plan.n_max and len(dataset) > reading.plan.n_max:
+            raise PeerError(Reason.POLICY, "the data set is larger than the job's max_records")
+        event = step_event(reading.plan, reading.rules)
+        whole = step_event(reading.plan, reading.rules, reading.job_file.rounds)
+        self._ledgers.ensure(self._policy, dataset.dataset_id, whole)
+        self._ledgers.look_ahead(dataset.dataset_id, event)
+        folder = await self._unpack(offer, fetch)
+        trainer = self._trainer(reading, dataset, folder)
+        try:
+            report = await trainer.start()
+            self._judge(offer, reading, sandboxed=not report.missing)
+        except BaseException:
+            await trainer.stop()
+            raise
+        _log_protections(report)
+        private = reading.plan.mode is not Mode.NONE
+        tier = TIER_ENFORCED if private else TIER_NONE
+        local = LocalRound(
+            reading.job_file, reading.plan, reading.spec, event, tier, dataset, trainer
+        )
+        timeout_s = max(_STEP_TIMEOUT_S, 2 * reading.job_file.round.deadline_s)
+        return AcceptedJob(offer.job_id, reading.plan, timeout_s), local
+
+    def clear(self) -> None:
+        """Remove the unpacked apps of an earlier run."""
+        shutil.rmtree(self._config.apps, ignore_errors=True)
+
+    def forget(self, job_id: str) -> None:
+        """Remove a job's unpacked app."""
+        shutil.rmtree(self._config.apps / job_id, ignore_errors=True)
+
+    def _judge(self, offer: StoredJob, reading: _Reading, *, sandboxed: bool) -> None:
+        job_file = reading.job_file
+        terms = privacy_terms(job_file)
+        judge(
+            self._policy,
+            JobFacts(
+                mode=job_file.privacy.mode,
+                dataset=job_file.dataset,
+                dataset_known=job_file.dataset in self._config.datasets,
+                app_sha256=offer.app_sha256.hex(),
+                epsilon=reading.epsilon,
+                delta_dp=terms.delta_dp,
+                noise_multiplier=reading.plan.noise_multiplier,
+                sandboxed=sandboxed,
+            ),
+        )
+
+    async def _open_dataset(self, name: str) -> Dataset:
+        if name not in self._datasets:
+            declared = self._config.datasets[name]
+            try:
+                self._datasets[name] = await asyncio.to_thread(
+                    load_dataset, name, declared.plug, self._config.path.parent
+                )
+            except UsageError as error:
+                warning("data set cannot be opened", dataset=name, why=error)
+                raise PeerError(
+                    Reason.POLICY, f"this site cannot open its data set {name!r} now"
+                ) from error
+        return self._datasets[name]
+
+    async def _unpack(self, offer: StoredJob, fetch: Fetch) -> Path:
+        """Put the app into a folder of its own, outside the site's folder."""
+        bundle = await fetch(offer.app_sha256, offer.app_size)
+        folder = self._config.apps / offer.job_id
+        shutil.rmtree(folder, ignore_errors=True)
+        self._config.apps.mkdir(mode=0o700, parents=True, exist_ok=True)
+        appbundle.unpack(bundle, folder)
+        return folder
+
+    def _trainer(self, reading: _Reading, dataset: Dataset, folder: Path) -> Trainer:
+        job_file, settings = reading.job_file, self._config.trainer
+        batch = job_file.task.physical_batch
+        if job_file.local is not None:
+            batch = max(batch, job_file.local.batch_size)
+        job = TrainerJob(
+            app_folder=folder,
+            task_file=job_file.task.file,
+            columns=dataset.columns,
+            spec=reading.spec,
+            metrics_length=reading.plan.metrics_length,
+            physical_batch=batch,
+            per_record=reading.plan.mode is Mode.RECORD_DISTRIBUTED,
+            seed=job_file.task.seed,
+        )
+        limits = TrainerLimits(
+            start_timeout_s=settings.start_time_limit_s,
+            request_timeout_s=settings.time_limit_s,
+            memory_mib=settings.memory_mib,
+            threads=settings.threads,
+            device=settings.device,
+        )
+        confinement = TrainerConfinement(
+            mode=SandboxMode(settings.sandbox), hidden=(self._config.folder,)
+        )
+        return Trainer(job, limits, confinement)
+
+
+def _read(offer: StoredJob, manifest: Manifest) -> _Reading:
+    """Derive the plan anew from job and manifest; it must be the one offered, number by number."""
+    job_file = JobFile.parse_received(offer.job_toml)
+    spec = VectorSpec.from_bytes(offer.vector_spec)
+    plan = EncodingPlan.from_bytes(offer.encoding)
+    rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
+    epsilon = check_encoding(plan, privacy_terms(job_file), spec, rules)
+    if plan.mode is Mode.NONE and plan.metrics_length:
+        raise PeerError(Reason.POLICY, "mode 'none' has no metrics yet: remove [[metrics]]")
+    if plan.length > manifest.limits.max_vector_length:
+        raise PeerError(Reason.TOO_LARGE, "the vector is longer than the manifest allows")
+    return _Reading(job_file, spec, plan, epsilon, rules)
+
+
+def _log_protections(report: SandboxReport) -> None:
+    if report.missing:
+        warning("trainer sandbox incomplete", missing=", ".join(report.missing))
+    else:
+        info("trainer sandbox in force")

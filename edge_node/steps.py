@@ -1,0 +1,104 @@
+"""Make the steps of attempts durable: slot, burnt serial, charge and mirror, before bytes leave."""
+
+import sqlite3
+import time
+
+from edge_node import log
+from edge_node.bench import Bench
+from edge_node.budget import Ledgers, PreparedCharge
+from edge_node.bundles import pack_secrets
+from edge_node.commands import CommitStep, StepCommitted, StepRefused
+from edge_node.store import Store
+from edge_node.store_schema import StepRecord, StoredAttempt
+from edge_node.upload import update_to_bytes
+from privacy.accounting.chain import Occasion
+from privacy.errors import PeerError, Reason
+from privacy.noise import NoisedUpdate
+from privacy.secagg.commands import Step
+
+
+class StepWriter:
+    """The shell's answer to `CommitStep`."""
+
+    def __init__(self, store: Store, ledgers: Ledgers, bench: Bench) -> None:
+        """Take where steps, charges and updates lie."""
+        self._store = store
+        self._ledgers = ledgers
+        self._bench = bench
+
+    def commit(self, command: CommitStep) -> StepCommitted | StepRefused:
+        """Write one step, all or nothing.
+
+        At step 2 the ledger is charged in the same transaction, and the update is used up: it
+        belongs to this attempt from then on (privacy.md, "Ledger").
+        """
+        step = command.commit.step
+        try:
+            self._write(command)
+        except PeerError as error:
+            return StepRefused(command.ctx, step, error.reason, str(error.args[0]))
+        except sqlite3.Error as error:
+            log.warning("store cannot be written", why=error)
+            message = "this site cannot write to its store"
+            return StepRefused(command.ctx, step, Reason.INTERNAL, message)
+        return StepCommitted(command.ctx, step)
+
+    def _write(self, command: CommitStep) -> None:
+        commit = command.commit
+        begin: StoredAttempt | None = None
+        update: NoisedUpdate | None = None
+        charge: PreparedCharge | None = None
+        if commit.step is Step.SHARE_KEYS:
+            begin = self._begin(command)
+        elif commit.step is Step.MASKED_UPDATE:
+            update = self._update(command)
+            charge = self._charge(command) if commit.charge else None
+        self._store.commit_step(
+            StepRecord(
+                ctx=command.ctx,
+                step=int(commit.step),
+                input_digest=commit.input_digest,
+                slot=commit.slot,
+                begin=begin,
+                charge=None if charge is None else charge.row,
+                update=None if update is None else update_to_bytes(update),
+            )
+        )
+        if charge is not None:
+            self._ledgers.accept(charge)
+        if update is not None:
+            del self._bench.ready[command.job_id]
+            self._bench.charged[command.ctx] = update
+
+    def _begin(self, command: CommitStep) -> StoredAttempt:
+        serial, secrets = self._bench.joining[command.ctx]
+        return StoredAttempt(
+            ctx=command.ctx,
+            job_id=command.job_id,
+            round=command.round,
+            attempt=command.attempt,
+            facts=command.facts,
+            secrets=pack_secrets(secrets),
+            serial=serial,
+        )
+
+    def _update(self, command: CommitStep) -> NoisedUpdate:
+        version, update = self._bench.ready.get(command.job_id, (-1, None))
+        if update is None or version != command.version:
+            raise PeerError(
+                Reason.STOPPED, "the update of this attempt was lost in a restart; nothing charged"
+            )
+        return update
+
+    def _charge(self, command: CommitStep) -> PreparedCharge:
+        local = self._bench.jobs[command.job_id]
+        occasion = Occasion(
+            job_id=command.job_id,
+            round_number=command.round,
+            attempt=command.attempt,
+            context_digest=command.ctx.hex(),
+            tier=local.tier,
+        )
+        return self._ledgers.prepare(
+            local.dataset.dataset_id, local.event, occasion, round(time.time(), 3)
+        )

@@ -1,0 +1,107 @@
+"""Stage 8: send a masked update in chunks, resumably; one byte-identical upload per attempt.
+
+The caller has charged the ledger and committed slot 2 before. The bytes are a function of slot 2,
+so a repeated upload is the same one, and the aggregator says how much of it it holds.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from edge_node.grpc_status import is_passing, peer_error_of
+from edge_node.link import Link
+from privacy.errors import PeerError, Reason
+from privacy.noise import NoisedUpdate
+from privacy.ring import pack
+from privacy.secagg.masking import mask
+from privacy.secagg.messages import MaskTerm
+from tidegate import convert
+from tidegate.requests import UploadHeader
+from tidegate.v1 import transfer_pb2
+
+CHUNK_BYTES = 1 << 20
+_INLINE_LENGTH = 1 << 18
+"""Shorter vectors are masked on the spot: a hand-over to a thread costs more than it frees."""
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True)
+class MaskedBytes:
+    """A masked update as it goes over the wire: exactly B bits a value."""
+
+    data: bytes
+    sha256: bytes
+
+
+async def mask_update(
+    update: NoisedUpdate, terms: tuple[MaskTerm, ...], ring_bits: int
+) -> MaskedBytes:
+    """Mask and pack an update; a long one in a thread, so that the session stays answered."""
+    if update.vector_D.size < _INLINE_LENGTH:
+        return _mask(update, terms, ring_bits)
+    return await asyncio.to_thread(_mask, update, terms, ring_bits)
+
+
+async def send_update(link: Link, ctx: bytes, masked: MaskedBytes, *, resume: bool) -> None:
+    """Upload until the aggregator holds every byte; a lost connection is waited out.
+
+    The caller cancels this when the attempt is dead.
+
+    Args:
+        link: To the aggregator.
+        ctx: The attempt.
+        masked: What `mask_update` gave.
+        resume: Ask first how much is there already.
+
+    Raises:
+        PeerError: The aggregator refused the upload, or its receipt is for other bytes.
+    """
+    offset = 0
+    while True:
+        try:
+            if resume:
+                request = transfer_pb2.UploadOffsetRequest(ctx=ctx)
+                held = await link.upload_offset(request)
+                offset = convert.upload_offset_from_wire(held, len(masked.data))
+            answer = await link.upload(_requests(ctx, masked, offset))
+        except grpc.aio.AioRpcError as error:
+            if not is_passing(error):
+                raise peer_error_of(error, "upload of the masked update") from None
+            resume = True
+            await asyncio.sleep(_RETRY_S)
+            continue
+        receipt = convert.upload_receipt_from_wire(answer)
+        if receipt.received != len(masked.data) or receipt.sha256 != masked.sha256:
+            raise PeerError(
+                Reason.WRONG_DIGEST, "the aggregator's receipt is for other bytes than were sent"
+            )
+        return
+
+
+def _mask(update: NoisedUpdate, terms: tuple[MaskTerm, ...], ring_bits: int) -> MaskedBytes:
+    data = pack(mask(update, terms, ring_bits).values_d, ring_bits)
+    return MaskedBytes(data, hashlib.sha256(data).digest())
+
+
+async def _requests(
+    ctx: bytes, masked: MaskedBytes, offset: int
+) -> AsyncIterator[transfer_pb2.UploadRequest]:
+    header = UploadHeader(ctx, len(masked.data), masked.sha256)
+    yield convert.upload_header_to_wire(header)
+    view = memoryview(masked.data)
+    for begin in range(offset, len(view), CHUNK_BYTES):
+        yield convert.upload_chunk_to_wire(begin, bytes(view[begin : begin + CHUNK_BYTES]))
+
+
+def update_to_bytes(update: NoisedUpdate) -> bytes:
+    """Write an update's integers, before any reduction, for the store."""
+    return update.vector_D.astype("<i8", copy=False).tobytes()
+
+
+def update_from_bytes(raw: bytes) -> NoisedUpdate:
+    """Read what `update_to_bytes` wrote."""
+    return NoisedUpdate(np.frombuffer(raw, dtype="<i8"))
