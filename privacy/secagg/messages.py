@@ -6,7 +6,7 @@ signed or hashed (docs/protocol.md). Sites are named by their fingerprint, the S
 of their pinned signing key; an index is the 1-based rank of the fingerprint in the sorted roster.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from privacy.secagg.encoding import enc, hash_of
 
@@ -201,7 +201,7 @@ class RevealedShare:
     """One share of one peer's secret, by the peer's index; never both secrets of one peer."""
 
     owner: int
-    value: bytes
+    value: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)

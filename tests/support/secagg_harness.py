@@ -21,6 +21,7 @@ from privacy.secagg import statements
 from privacy.secagg.keys import P256, X25519, BundleSecrets, SoftwareSigner, Suite, make_bundle
 from privacy.secagg.masking import MaskedUpdate, mask, unmask
 from privacy.secagg.messages import (
+    AbortSignature,
     AttemptContext,
     BaseVersion,
     CohortPlan,
@@ -305,27 +306,12 @@ class Federation:
                 continue
             replies = []
             for command in todo:
-                match command:
-                    case c.SendTo():
-                        index = self.members.index(command.site) + 1
-                        if index not in lost:
-                            replies += self._ask(index, command.message, clock, tamper)
-                    case c.FoldUpload():
-                        outcome.folded.append(command.sender)
-                        sender = self.sites[self.members.index(command.sender)]
-                        total += sender.upload.values_d
-                    case c.UnmaskSum():
-                        outcome.terms = command.terms
-                        unmask(total, command.terms, self.ring_bits)
-                    case c.Publish():
-                        outcome.survivors = command.survivors
-                        outcome.total_D = total
-                    case c.Blame():
-                        outcome.blamed.append((command.site, command.reason))
-                    case c.Accusation():
-                        outcome.accusations.append((command.by, command.against))
-                    case c.AbortAttempt():
-                        outcome.abort = command
+                if isinstance(command, c.SendTo):
+                    index = self.members.index(command.site) + 1
+                    if index not in lost:
+                        replies += self._ask(index, command.message, clock, tamper)
+                else:
+                    self._record(command, outcome, total)
             for index, message in order(replies):
                 if message is not None:
                     to_server.append(message)
@@ -335,6 +321,24 @@ class Federation:
                         to_server.append(c.SiteLost(self.members[index - 1], Reason.TIMEOUT))
         return outcome
 
+    def _record(self, command, outcome: Outcome, total_D: np.ndarray) -> None:
+        match command:
+            case c.FoldUpload():
+                outcome.folded.append(command.sender)
+                total_D += self.sites[self.members.index(command.sender)].upload.values_d
+            case c.UnmaskSum():
+                outcome.terms = command.terms
+                unmask(total_D, command.terms, self.ring_bits)
+            case c.Publish():
+                outcome.survivors = command.survivors
+                outcome.total_D = total_D
+            case c.Blame():
+                outcome.blamed.append((command.site, command.reason))
+            case c.Accusation():
+                outcome.accusations.append((command.by, command.against))
+            case c.AbortAttempt():
+                outcome.abort = command
+
     def _ask(self, index, message, clock, tamper) -> list:
         site = self.site(index)
         try:
@@ -343,12 +347,11 @@ class Federation:
             return []
         replies = []
         for answer in answers:
-            if tamper is not None:
-                answer = tamper(index, answer)
-            if isinstance(answer, MaskedUpdate):
-                digest = hashlib.sha256(answer.values_d.tobytes()).digest()
-                answer = c.UploadCompleted(site.me, digest)
-            replies.append((index, answer))
+            sent = answer if tamper is None else tamper(index, answer)
+            if isinstance(sent, MaskedUpdate):
+                digest = hashlib.sha256(sent.values_d.tobytes()).digest()
+                sent = c.UploadCompleted(site.me, digest)
+            replies.append((index, sent))
         return replies
 
     def expected_D(self, survivors) -> np.ndarray:
@@ -404,3 +407,21 @@ def with_config(site: Site, **changes) -> Site:
     site.config = replace(site.config, **changes)
     site.attempt = SiteAttempt(site.config, site.own, site.secrets)
     return site
+
+
+def refused(site, message, reason, clause=""):
+    """Feed a message that must kill the attempt, and show that no protocol message left for it."""
+    before = len(site.sent)
+    site.feed(message)
+    assert site.aborted is not None, "the attempt must die"
+    assert site.aborted.reason is reason, site.aborted.message
+    assert clause in site.aborted.message
+    assert site.erased
+    assert all(isinstance(m, AbortSignature) for m in site.sent[before:])
+
+
+def signed_sets(federation, dealt=(1, 2, 3, 4, 5), survivors=(1, 2, 3, 4, 5)):
+    """Bring every site to slot 3; return the signatures by index."""
+    federation.upload_all()
+    message = federation.survivor_set(dealt, survivors)
+    return {i: federation.site(i).feed(message)[0] for i in survivors}

@@ -23,7 +23,10 @@ def encode(*parts) -> bytes:
     out = b""
     for part in parts:
         if isinstance(part, int):
-            tag, raw = b"i", bytes.fromhex(f"{part:x}".zfill(len(f"{part:x}") + len(f"{part:x}") % 2))
+            tag, raw = (
+                b"i",
+                bytes.fromhex(f"{part:x}".zfill(len(f"{part:x}") + len(f"{part:x}") % 2)),
+            )
             raw = b"" if part == 0 else raw
         elif isinstance(part, bytes):
             tag, raw = b"b", part
@@ -41,7 +44,9 @@ def hkdf(secret: bytes, *info, length: int = 32) -> bytes:
     extracted = hmac.new(bytes(32), secret, hashlib.sha256).digest()
     out, block, counter = b"", b"", 1
     while len(out) < length:
-        block = hmac.new(extracted, block + encode(*info) + bytes([counter]), hashlib.sha256).digest()
+        block = hmac.new(
+            extracted, block + encode(*info) + bytes([counter]), hashlib.sha256
+        ).digest()
         out += block
         counter += 1
     return out[:length]
@@ -84,7 +89,7 @@ def agree(seed: bytes, label: str, peer: bytes) -> bytes:
 
 
 def stream(key: bytes, length: int, bits: int) -> list[int]:
-    aes = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    aes = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 - one block at a time is what CTR is made of
     words = []
     for counter in range((length + 3) // 4):
         block = aes.update(counter.to_bytes(16, "big"))
@@ -150,7 +155,9 @@ def polynomial_shares(secret: bytes, seed: bytes, kind: str, rh: bytes, owner: i
     higher = [int.from_bytes(wide[48 * k : 48 * k + 48], "big") for k in range(t - 1)]
     coefficients = [int.from_bytes(secret, "big"), *higher]
     return [
-        (sum(a * x**power for power, a in enumerate(coefficients)) % SHAMIR_PRIME).to_bytes(33, "big")
+        (sum(a * x**power for power, a in enumerate(coefficients)) % SHAMIR_PRIME).to_bytes(
+            33, "big"
+        )
         for x in range(1, n + 1)
     ]
 
@@ -166,7 +173,7 @@ def interpolate(shares: dict[int, bytes]) -> bytes:
     return (total % SHAMIR_PRIME).to_bytes(32, "big")
 
 
-def masked(x, me: int, dealt, m_seed: bytes, b: bytes, bundles, rh, mh, bits) -> list[int]:
+def masked(x, me, dealt, m_seed, b, bundles, rh, mh, bits):  # noqa: PLR0917 - the formula's
     """Return y_i = x_i + PRG(self) + sum of +-PRG(pair) over U2 without i, modulo 2^bits."""
     length = len(x)
     y = [int(v) + s for v, s in zip(x, stream(hkdf(b, "self", rh, mh), length, bits), strict=True)]

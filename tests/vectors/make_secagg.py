@@ -108,7 +108,10 @@ def keys() -> dict:
             {"why": "compressed", "point": (b"\x02" + point[1:33]).hex()},
             {"why": "hybrid", "point": (b"\x06" + point[1:]).hex()},
             {"why": "point at infinity", "point": "00"},
-            {"why": "x not reduced", "point": ("04" + naive.P.to_bytes(32, "big").hex() + "00" * 32)},
+            {
+                "why": "x not reduced",
+                "point": ("04" + naive.P.to_bytes(32, "big").hex() + "00" * 32),
+            },
             {"why": "one byte too long", "point": (point + b"\x00").hex()},
         ],
     }

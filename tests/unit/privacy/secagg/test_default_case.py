@@ -3,8 +3,14 @@
 import pytest
 
 from privacy.errors import PeerError, Reason
-from privacy.secagg.commands import Step
-from privacy.secagg.messages import AbortRequest, AbortSignature, UnmaskShares
+from privacy.secagg.commands import Step, Tick
+from privacy.secagg.messages import (
+    AbortRequest,
+    AbortSignature,
+    RetryProof,
+    RetryVote,
+    UnmaskShares,
+)
 from privacy.secagg.retry import check_retry
 from privacy.secagg.rules import thresholds
 from privacy.secagg.site import SiteAttempt
@@ -69,8 +75,6 @@ def test_withheld_step_3_leaves_everyone_charged_and_gives_no_free_retry():
     federation.upload_all()
     assert charges(federation) == [1] * 5
     later = 1e12
-    from privacy.secagg.commands import Tick
-
     for site in federation.sites:
         site.feed(Tick(), later)
         assert site.aborted.reason is Reason.TIMEOUT
@@ -99,8 +103,6 @@ def test_abort_then_retry_is_not_charged_again():
     for site in first.sites[:3]:
         (vote,) = site.feed(AbortRequest(first.context.digest(), "stopped"))
         server_votes.append(vote)
-    from privacy.secagg.messages import RetryProof, RetryVote
-
     proof = RetryProof(
         first.context.digest(), tuple(RetryVote(v.sender, v.signature) for v in server_votes)
     )

@@ -55,7 +55,8 @@ def test_every_drop_pattern(n, min_survivors, suite):
         for i, site in enumerate(federation.sites, start=1):
             assert site.charges == (Step.MASKED_UPDATE in site.slots), where
             if gone.get(i, 9) >= 4:
-                assert site.erased and site.aborted is None, where
+                assert site.erased, where
+                assert site.aborted is None, where
 
 
 def test_the_patterns_are_all_there():

@@ -33,9 +33,7 @@ def test_dec_refuses(vector):
 
 @pytest.mark.parametrize("vector", VECTORS["hkdf"], ids=lambda v: str(v["length"]))
 def test_hkdf(vector):
-    out = hkdf(
-        bytes.fromhex(vector["secret"]), *plain(vector["info"]), length=vector["length"]
-    )
+    out = hkdf(bytes.fromhex(vector["secret"]), *plain(vector["info"]), length=vector["length"])
     assert out.hex() == vector["out"]
 
 
