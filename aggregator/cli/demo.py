@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
@@ -95,7 +94,7 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     parts = split.split(split.read_table(options.data), options.seed)
     sites = [_site(options, bank.name, job, submission) for bank in parts.banks]
     for bank, site in zip(parts.banks, sites, strict=True):
-        np.savez(site.folder / "shard.npz", **bank.train)
+        split.write_table(site.folder / "shard.npz", bank.train)
 
     with Consortium(options.folder, console.print) as consortium:
         console.print("Starting the aggregator; five banks enrol, each by a token of its own ...")
