@@ -26,7 +26,7 @@ from aggregator.jobs import Job, JobState, JobStore
 from aggregator.log import LOGGER
 from aggregator.progress import JobProgress
 from aggregator.registry import EnrolledSite, Registry, SealedManifest
-from aggregator.runner import JobRunner, NodeIds
+from aggregator.runner import JobRunner
 from aggregator.sessions import Sessions, SiteSession
 from aggregator.spool import Spool
 from aggregator.store import Store
@@ -355,9 +355,7 @@ class Coordinator:
             fold_thread=self._fold_thread,
             kept_folder=self._kept_folder(),
         )
-        nodes = NodeIds(
-            {member.fingerprint(): pki.node_id(member.spki()) for member in sealed.manifest.members}
-        )
+        nodes = {m.fingerprint(): pki.node_id(m.spki()) for m in sealed.manifest.members}
         loop = asyncio.get_running_loop()
         try:
             run = JobRun(job, around, lambda: self._notify(job.job_id))

@@ -8,7 +8,7 @@ to sessions, folds uploads, keeps the timer, and hands a finished sum to the job
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,6 +173,7 @@ class JobRun:
         self.progress = JobProgress.from_json(job.progress, self._members.values())
         self._accepted: set[Fingerprint] = set()
         self._out: dict[Fingerprint, str] = {}
+        self._offered_s: dict[Fingerprint, float] = {}
         self._waiting_for_bundle: set[Fingerprint] = set()
         self._offer = frame_of(
             JobOffer(
@@ -239,9 +240,14 @@ class JobRun:
         return await self._enough
 
     async def run_round(
-        self, round_number: int, model: ModelVersion, sites: Iterable[Fingerprint]
+        self, round_number: int, model: ModelVersion, passed_over: Container[Fingerprint]
     ) -> RoundOutcome:
         """Run one round from a model version.
+
+        Args:
+            round_number: From 1.
+            model: What to train from.
+            passed_over: Sites that the strategy knew of and did not sample.
 
         Raises:
             PeerError: It was given up, or the job was stopped.
@@ -271,9 +277,9 @@ class JobRun:
         )
         self._round = Round(config, self._members)
         self._outcome = self._loop.create_future()
-        present = [site for site in sites if self._is_here(site)]
+        present = [s for s in self._accepted if self._is_here(s) and s not in passed_over]
         self._carry_out(self._round.begin(present, time.time()))
-        self._settle()
+        self._drain()
         return await self._outcome
 
     def committed(self, round_number: int, metrics: dict[str, float]) -> None:
@@ -299,15 +305,17 @@ class JobRun:
         if self.job.job_id in session.hello.jobs:
             self._accept(site)
         else:
-            self._send_frame(site, self._offer)
+            self._offer_to(site)
 
     def site_disconnected(self, session: SiteSession, why: PeerError) -> None:
         """Go on without a site; it may come back."""
         site = session.site.fingerprint
         self._waiting_for_bundle.discard(site)
+        self._offered_s.pop(site, None)
         if site in self._accepted:
             self._accepted.discard(site)
             self._feed(SiteLeft(site, why.reason))
+        self._look_for_cohort()
 
     def site_said(self, session: SiteSession, message: SiteMessage) -> None:
         """Take a message about this job.
@@ -354,9 +362,15 @@ class JobRun:
             self._waiting_for_bundle.discard(site)
             self._feed(SiteReady(site))
 
+    def _offer_to(self, site: Fingerprint) -> None:
+        self._offered_s[site] = time.time()
+        self._send_frame(site, self._offer)
+        self._loop.call_later(self.rule.deadline_s + 0.01, self._look_for_cohort)
+
     def _replied(self, site: Fingerprint, reply: JobReply) -> None:
         if reply.job_id != self.job.job_id:
             raise PeerError(Reason.UNKNOWN_JOB, f"no such offer: {reply.job_id}")
+        self._offered_s.pop(site, None)
         if reply.accepted:
             self._accept(site)
             return
@@ -413,7 +427,7 @@ class JobRun:
             # It forgot the job, for instance because its folder was set up anew: offer it again.
             self._accepted.discard(site)
             self._feed(SiteLeft(site, Reason.UNKNOWN_JOB))
-            self._send_frame(site, self._offer)
+            self._offer_to(site)
             return
         why = f"{message.reason}: {message.detail}"
         tally.detail = why
@@ -443,7 +457,10 @@ class JobRun:
         need = self.rule.min_sites
         self.progress.stalled = ""
         if len(here) >= need:
-            self._enough.set_result(here)
+            # Policies are being read at this moment: wait for those who have just been asked.
+            oldest_s = time.time() - self.rule.deadline_s
+            if all(offered_s < oldest_s for offered_s in self._offered_s.values()):
+                self._enough.set_result(here)
         else:
             connected = sum(1 for s in self._members if self._around.sessions.get(s) is not None)
             self.progress.stalled = (
@@ -455,9 +472,11 @@ class JobRun:
 
     def _feed(self, event: RoundEvent) -> None:
         """Give the round an event, and all that follow from it; one at a time."""
-        if self._round is None:
-            return
-        self._events.append(event)
+        if self._round is not None:
+            self._events.append(event)
+            self._drain()
+
+    def _drain(self) -> None:
         if self._busy:
             return
         self._busy = True

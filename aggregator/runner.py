@@ -6,8 +6,7 @@ here too and leave the loop to the sites.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +28,6 @@ _AVERAGED_ROUNDS = 100
 """Rounds of metric sums that are read back after a restart; older ones weigh next to nothing."""
 
 
-@dataclass(frozen=True)
-class NodeIds:
-    """Flower's node ids of the members."""
-
-    by_site: dict[Fingerprint, int]
-
-    def sites(self, node_ids: list[int]) -> list[Fingerprint]:
-        """Return the sites of node ids."""
-        wanted = set(node_ids)
-        return [site for site, node_id in self.by_site.items() if node_id in wanted]
-
-
 class JobRunner:
     """Carries a job from its checkpoint to its last round; ``SecureRounds`` for its grid."""
 
@@ -49,7 +36,7 @@ class JobRunner:
         run: JobRun,
         loop: asyncio.AbstractEventLoop,
         jobs: JobStore,
-        nodes: NodeIds,
+        node_ids: Mapping[Fingerprint, int],
         now_s: Callable[[], float],
     ) -> None:
         """Load the checkpoint.
@@ -61,7 +48,8 @@ class JobRunner:
         self._job = run.job
         self._loop = loop
         self._jobs = jobs
-        self._nodes = nodes
+        self._node_ids = node_ids
+        self._offered: set[int] = set()
         self._now_s = now_s
         file = self._job.file
         checkpoint = jobs.load_checkpoint(self._job.job_id)
@@ -100,15 +88,23 @@ class JobRunner:
             self._loop.call_soon_threadsafe(self._run.committed, round_number, metrics)
 
     def wait_for_nodes(self) -> list[int]:
-        """Return the node ids of the sites that take part, once they are enough for a cohort."""
-        waiting = asyncio.run_coroutine_threadsafe(self._run.wait_for_cohort(), self._loop)
-        return [self._nodes.by_site[site] for site in waiting.result()]
+        """Return the node ids of the sites that take part, once they are enough for a cohort.
+
+        A strategy asks several times while it samples: one round, one answer.
+        """
+        if not self._offered:
+            waiting = asyncio.run_coroutine_threadsafe(self._run.wait_for_cohort(), self._loop)
+            self._offered = {self._node_ids[site] for site in waiting.result()}
+        return sorted(self._offered)
 
     def run_round(self, node_ids: list[int]) -> RoundReply:
         """Run one round and decode its sum."""
         model = self._model
+        left_out = self._offered - set(node_ids)
+        self._offered = set()
+        passed_over = [site for site, number in self._node_ids.items() if number in left_out]
         running = asyncio.run_coroutine_threadsafe(
-            self._run.run_round(model.version + 1, model, self._nodes.sites(node_ids)), self._loop
+            self._run.run_round(model.version + 1, model, passed_over), self._loop
         )
         outcome = self._outcome = running.result()
         return self._decode(model, outcome)

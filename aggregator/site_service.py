@@ -41,7 +41,7 @@ class SiteService:
         self._sessions = sessions
         self._events = events
 
-    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Return what a grpc.aio server is given."""
         session = grpc.stream_stream_rpc_method_handler(self.session)
         return grpc.method_handlers_generic_handler(_SERVICE, {"Session": session})

@@ -49,7 +49,7 @@ class TransferService:
         self._shelf = shelf
         self._events = events
 
-    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+    def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Return what a grpc.aio server is given."""
         methods = {
             "Upload": grpc.stream_unary_rpc_method_handler(self.upload),
