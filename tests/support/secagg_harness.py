@@ -186,6 +186,7 @@ class Outcome:
     abort: c.AbortAttempt | None = None
     blamed: list = field(default_factory=list)
     accusations: list = field(default_factory=list)
+    dropped: list = field(default_factory=list)
     folded: list = field(default_factory=list)
 
 
@@ -302,7 +303,7 @@ class Federation:
             try:
                 todo = server.handle(event, clock)
             except PeerError as error:
-                outcome.blamed.append((None, error.reason))
+                outcome.dropped.append(error.reason)
                 continue
             replies = []
             for command in todo:
