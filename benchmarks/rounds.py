@@ -217,7 +217,7 @@ def _peer(options: argparse.Namespace, parameters: int, out: Console) -> dict[st
 
 
 def _show(result: dict[str, Any], out: Console) -> None:
-    columns = ["", "#Tidegate"]
+    columns = ["figure", "#Tidegate"]
     rows = [
         ["rounds/s, steady", f"{result['rounds_per_s']:.2f}"],
         ["ms a round, median", f"{result['median_round_ms']:.1f}"],

@@ -9,6 +9,7 @@ that of a few chunks a site, whatever the length.
 
 import asyncio
 import hashlib
+import itertools
 import secrets
 import time
 from collections import deque
@@ -141,6 +142,7 @@ class SimulatedSite:
         self._participant = Participant(identity, _POLICY, None)
         self._stock: dict[int, tuple[SignedBundle, BundleSecrets]] = {}
         self._plans: dict[str, EncodingPlan] = {}
+        self._serials = itertools.count(1)
         self._last_accepted = (-1, -1)
         self._outgoing: asyncio.Queue[federation_pb2.SessionRequest] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
@@ -218,7 +220,7 @@ class SimulatedSite:
             signer.fingerprint,
             manifest.consortium_id,
             self._instance_id,
-            secrets.randbits(48),
+            next(self._serials),
             int(time.time()) + BUNDLE_VALID_S,
         )
         signed = SignedBundle(bundle, signer.sign(statements.bundle_statement(bundle)))
