@@ -157,7 +157,7 @@ def open_ledger(site_id: str, stored: StoredLedger) -> LedgerState:
     try:
         genesis = LedgerState.open(site_id, _budgets(stored))
         anchor = Anchor(len(stored.entries), stored.head)
-        return replay(genesis, _entries(stored), anchor)
+        return replay(genesis, read_entries(stored), anchor)
     except UsageError as error:
         raise UsageError(f"privacy ledger of data set {stored.dataset_id!r}: {error}") from error
 
@@ -172,7 +172,7 @@ def budget_lines(site_id: str, ledgers: Iterable[StoredLedger]) -> list[BudgetLi
     for stored in ledgers:
         state = open_ledger(site_id, stored)
         by_tier: dict[str, int] = {}
-        for entry in _entries(stored):
+        for entry in read_entries(stored):
             by_tier[entry.occasion.tier] = by_tier.get(entry.occasion.tier, 0) + 1
         for tally in state.tallies:
             budget = tally.budget
@@ -202,7 +202,12 @@ def _budgets(stored: StoredLedger) -> list[Budget]:
     return [Budget.from_dict(item) for item in data]
 
 
-def _entries(stored: StoredLedger) -> list[LedgerEntry]:
+def read_entries(stored: StoredLedger) -> list[LedgerEntry]:
+    """Read a stored ledger's entries.
+
+    Raises:
+        UsageError: Names the first that is damaged.
+    """
     entries = []
     for number, raw in enumerate(stored.entries, start=1):
         try:

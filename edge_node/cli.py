@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - commands import what they need, so that --help is quick
 """The `edge-node` command: enrol a site, run it, show what it spent and how it is set.
 
 Exit codes: 0 done, 2 a mistake in use or configuration, 3 the other side refused, 1 anything else.

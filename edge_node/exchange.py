@@ -82,6 +82,15 @@ class SiteIdentity:
     device: str
 
 
+@dataclass(frozen=True)
+class _Sealed:
+    """The pinned manifest with what every attempt needs of it."""
+
+    manifest: Manifest
+    hash: bytes
+    pinned: Mapping[Fingerprint, bytes]
+
+
 class Exchange:
     """The attempts that this site is in."""
 
@@ -97,8 +106,17 @@ class Exchange:
         self._policy = policy
         self._jobs = jobs
         self._attempts: dict[bytes, LiveAttempt] = {}
-        self.manifest: Manifest | None = None
+        self._sealed: _Sealed | None = None
         self.online = False
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The pinned manifest; None before the first one came."""
+        return None if self._sealed is None else self._sealed.manifest
+
+    def use_manifest(self, manifest: Manifest) -> None:
+        """Take the pinned manifest: every attempt is named and judged by it."""
+        self._sealed = _Sealed(manifest, manifest.hash(), manifest.pinned())
 
     def restore(
         self,
@@ -122,15 +140,15 @@ class Exchange:
         """
         job_id, number, attempt = names
         state = self._jobs.get(job_id)
-        if state is None or self.manifest is None:
+        if state is None or self._sealed is None:
             return False
         known = AttemptFacts.decode(facts)
-        context = self._context(self.manifest, job_id, number, attempt)
-        config = self._config(self.manifest, state, context, known)
+        context = self._context(self._sealed, job_id, number, attempt)
+        config = self._config(self._sealed, state, context, known)
         machine = SiteAttempt.restore(config, *held, slots, now_s)
         charged = Step.MASKED_UPDATE in slots
-        state.ctx = context.digest()
-        self._attempts[state.ctx] = LiveAttempt(machine, job_id, context, known, charged)
+        state.ctx = ctx = context.digest()
+        self._attempts[ctx] = LiveAttempt(ctx, machine, job_id, context, known, charged)
         return True
 
     def next_deadline_s(self) -> float | None:
@@ -182,8 +200,8 @@ class Exchange:
             return [note, SendMessage(AttemptFailed(ctx, error.reason, why))]
 
     def _begin(self, state: JobState | None, event: RosterArrived, now_s: float) -> Commands:
-        manifest = self.manifest
-        if state is None or manifest is None or state.wanted is None:
+        sealed = self._sealed
+        if state is None or sealed is None or state.wanted is None:
             raise PeerError(Reason.UNKNOWN_JOB, "this site takes no part in that job")
         older = self._attempts.get(state.ctx or b"")
         if older is not None:
@@ -195,15 +213,15 @@ class Exchange:
         if event.own_bundle is None or event.secrets is None:
             raise PeerError(Reason.REPLAY, "the roster holds no bundle of this site's stock")
         named = event.roster.context
-        context = self._context(manifest, state.job.job_id, state.wanted.round, named.attempt)
+        context = self._context(sealed, state.job.job_id, state.wanted.round, named.attempt)
         if context != named:
             raise PeerError(Reason.WRONG_CONTEXT, "the roster is for another round or manifest")
         facts = AttemptFacts(state.update, state.head, event.last_accepted)
-        config = self._config(manifest, state, context, facts)
+        config = self._config(sealed, state, context, facts)
         machine = SiteAttempt(config, event.own_bundle, event.secrets)
-        live = LiveAttempt(machine, state.job.job_id, context, facts)
-        state.ctx, state.announced = context.digest(), False
-        self._attempts[state.ctx] = live
+        state.ctx = ctx = context.digest()
+        state.announced = False
+        live = self._attempts[ctx] = LiveAttempt(ctx, machine, state.job.job_id, context, facts)
         state.stopwatch.enter(Phase.EXCHANGE, now_s)
         return self._feed(live, event.roster, now_s)
 
@@ -265,19 +283,19 @@ class Exchange:
 
     def _abort(self, live: LiveAttempt, why: str, now_s: float) -> Commands:
         live.answers_abort = True
-        return self._feed(live, AbortRequest(live.context.digest(), why), now_s)
+        return self._feed(live, AbortRequest(live.ctx, why), now_s)
 
     def _feed(self, live: LiveAttempt, event: SiteEvent, now_s: float) -> Commands:
         try:
             commands = live.machine.handle(event, now_s)
         except PeerError as error:
             facts: dict[str, object] = {"kind": type(event).__name__, "why": str(error)}
-            return [Note("frame dropped", {"ctx": live.context.digest(), **facts}, warning=True)]
+            return [Note("frame dropped", {"ctx": live.ctx, **facts}, warning=True)]
         return self._carry(live, commands, now_s)
 
     def _carry(self, live: LiveAttempt, commands: list[SiteCommand], now_s: float) -> Commands:
         """Turn the machine's commands into the shell's."""
-        ctx = live.context.digest()
+        ctx = live.ctx
         given: Commands = []
         for command in commands:
             match command:
@@ -320,29 +338,27 @@ class Exchange:
 
     # --- what an attempt is called and judged by -------------------------------------------------
 
-    def _context(
-        self, manifest: Manifest, job_id: str, number: int, attempt: int
-    ) -> AttemptContext:
+    def _context(self, sealed: _Sealed, job_id: str, number: int, attempt: int) -> AttemptContext:
         return AttemptContext(
-            suite=manifest.suite,
-            consortium_id=manifest.consortium_id,
-            manifest_hash=manifest.hash(),
+            suite=sealed.manifest.suite,
+            consortium_id=sealed.manifest.consortium_id,
+            manifest_hash=sealed.hash,
             job_id=job_id,
-            roster_epoch=manifest.roster_epoch,
+            roster_epoch=sealed.manifest.roster_epoch,
             round=number,
             attempt=attempt,
         )
 
     def _config(
-        self, manifest: Manifest, state: JobState, context: AttemptContext, facts: AttemptFacts
+        self, sealed: _Sealed, state: JobState, context: AttemptContext, facts: AttemptFacts
     ) -> SiteConfig:
-        mode = state.job.plan.mode
+        mode, survivors = state.job.plan.mode, state.previous_survivors
         return SiteConfig(
             me=self._identity.me,
-            suite=suite_named(manifest.suite),
+            suite=suite_named(sealed.manifest.suite),
             context=context,
-            pinned=manifest.pinned(),
-            policy=cohort_policy(self._policy, manifest, mode, state.previous_survivors),
+            pinned=sealed.pinned,
+            policy=cohort_policy(self._policy, sealed.manifest, mode, survivors),
             plan=facts.expected_plan(state.job),
             last_accepted=facts.last_accepted,
             step_timeout_s=state.job.step_timeout_s,

@@ -3,10 +3,11 @@
 import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from edge_node.commands import AcceptedJob, RosterArrived
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.pipeline import Mode
+from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import encoding_for_version
 from privacy.secagg.encoding import hash_of
 from privacy.secagg.messages import AttemptContext, Fingerprint
@@ -160,9 +161,9 @@ class AttemptFacts:
 
     def expected_plan(self, job: AcceptedJob) -> ExpectedPlan:
         """Give what the roster's plan must say: the site's own derivation for this version."""
-        plan = encoding_for_version(job.plan, self.version)
+        plan, encoding = encoding_of(job.plan, self.version)
         return ExpectedPlan(
-            encoding=plan.to_bytes(),
+            encoding=encoding,
             ring_bits=plan.bits,
             length=plan.length,
             chain_head=self.chain_head,
@@ -170,6 +171,13 @@ class AttemptFacts:
             newest_version=self.version,
             noised=plan.mode is not Mode.NONE,
         )
+
+
+@lru_cache(maxsize=8)
+def encoding_of(plan: EncodingPlan, version: int) -> tuple[EncodingPlan, bytes]:
+    """Give a job's encoding for one model version, and its canonical bytes; made once a round."""
+    derived = encoding_for_version(plan, version)
+    return derived, derived.to_bytes()
 
 
 @dataclass
@@ -183,6 +191,7 @@ class LiveAttempt:
         answers_abort: The aggregator asked for the abort, so no failure is reported to it.
     """
 
+    ctx: bytes
     machine: SiteAttempt
     job_id: str
     context: AttemptContext

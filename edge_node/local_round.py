@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_node.data import Dataset
+from edge_node.job_state import encoding_of
 from edge_node.trainer import Trainer
 from privacy.accounting.events import Event
 from privacy.delta import Delta
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator, encode_delta
-from privacy.planning import encoding_for_version
 from privacy.sampling import poisson_sample
 from privacy.spec import VectorSpec
 from tidegate.jobfile import JobFile
@@ -67,7 +67,7 @@ class LocalRound:
             TrainerFailure: The app raised, hung or died.
             PeerError: NOT_FINITE: local training diverged (mode ``none``).
         """
-        plan = encoding_for_version(self.plan, version)
+        plan, _ = encoding_of(self.plan, version)
         if plan.mode is Mode.RECORD_DISTRIBUTED:
             return await self._sum_records(plan, model_D)
         return await self._train_locally(plan, model_D)

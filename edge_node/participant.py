@@ -63,7 +63,8 @@ class Participant:
         self._identity = identity
         self._jobs: dict[str, JobState] = {}
         self.exchange = Exchange(identity, policy, self._jobs)
-        self.exchange.manifest = manifest
+        if manifest is not None:
+            self.exchange.use_manifest(manifest)
         self._on: dict[type, Callable[[Any, float], Commands]] = {
             Connected: self._on_connected,
             Disconnected: self._on_disconnected,
@@ -160,7 +161,7 @@ class Participant:
             raise PeerError(
                 Reason.EQUIVOCATION, "the manifest names other keys for this site than its own"
             )
-        self.exchange.manifest = manifest
+        self.exchange.use_manifest(manifest)
         return [PinManifest(welcome.manifest, welcome.manifest_signature, manifest)]
 
     def _on_offer(self, offer: JobOffer, _now_s: float) -> Commands:

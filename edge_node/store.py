@@ -42,8 +42,17 @@ _RECONCILE = "refuse work until an administrator has run `edge-node reconcile`"
 class Store:
     """The site's database with its mirror and boot key."""
 
-    def __init__(self, path: Path, mirror_path: Path, boot: BootKey) -> None:
+    def __init__(
+        self, path: Path, mirror_path: Path, boot: BootKey, *, reconcile: bool = False
+    ) -> None:
         """Open the store, making it where there is none.
+
+        Args:
+            path: The database.
+            mirror_path: Its mirror, outside the backup.
+            boot: This boot's key.
+            reconcile: Take a database that its mirror contradicts; `edge_node.reconcile` alone
+                does that, to make up for what is missing.
 
         Raises:
             UsageError: It is open to others, of another version, or older than its mirror.
@@ -54,14 +63,16 @@ class Store:
         make_private_folder(self._updates)
         self._large_updates = any(self._updates.iterdir())
         self._db = connect(path)
+        self.generation = 0
+        self._heads: dict[str, str] = {}
         self._mirror = Mirror(mirror_path)
         try:
-            self._start()
+            self._start(reconcile=reconcile)
         except BaseException:
             self.close()
             raise
 
-    def _start(self) -> None:
+    def _start(self, *, reconcile: bool) -> None:
         known = hashlib.sha256(b"tidegate/boot-check/1" + self._boot.key).digest()
         if self._meta("store_id") is None:
             with self._transaction():
@@ -70,15 +81,37 @@ class Store:
                 self._set_meta("next_serial", (1).to_bytes(8, "big"))
         self.store_id = self._need("store_id")
         self.generation = int.from_bytes(self._need("generation"), "big")
-        self._heads: dict[str, str] = dict(
-            self._db.execute("SELECT dataset_id, head FROM budgets").fetchall()
-        )
-        self._check_mirror()
+        self._heads = dict(self._db.execute("SELECT dataset_id, head FROM budgets").fetchall())
+        if not reconcile:
+            self._check_mirror()
         if self._boot.fresh or self._meta("boot_check") != known:
             self.void_secrets()
             with self._transaction():
                 self._set_meta("boot_check", known)
         self.instance_id = self._need("instance_id")
+        if not reconcile:
+            self._write_mirror()
+
+    def missing_steps(self) -> int:
+        """Give how many durable steps the mirror has seen beyond this database; 0 if none."""
+        state = self._mirror.read()
+        if state is None or state.store_id != self.store_id:
+            return 0
+        return max(0, state.generation - self.generation)
+
+    def reconcile(self, charges: Iterable[tuple[str, int, bytes, str]]) -> None:
+        """Make up for missing steps: charge, void all secrets, go beyond the mirror's generation.
+
+        Args:
+            charges: Ledger rows as in `StepRecord.charge`, in order.
+        """
+        self.void_secrets()
+        state = self._mirror.read()
+        with self._transaction():
+            for row in charges:
+                self._charge(row)
+            self.generation = max(self.generation, 0 if state is None else state.generation)
+            self._next_generation()
         self._write_mirror()
 
     def _check_mirror(self) -> None:
@@ -196,8 +229,6 @@ class Store:
         with self._transaction():
             self._insert(record)
             self._next_generation()
-        if record.charge is not None:
-            self._heads[record.charge[0]] = record.charge[3]
         self._write_mirror()
 
     def _insert(self, record: StepRecord) -> None:
@@ -221,9 +252,13 @@ class Store:
                 Reason.EQUIVOCATION, f"step {record.step} of this attempt is already decided"
             ) from error
         if record.charge is not None:
-            dataset_id, sequence, entry, head = record.charge
-            self._db.execute("INSERT INTO ledger VALUES (?, ?, ?)", (dataset_id, sequence, entry))
-            self._db.execute("UPDATE budgets SET head = ? WHERE dataset_id = ?", (head, dataset_id))
+            self._charge(record.charge)
+
+    def _charge(self, row: tuple[str, int, bytes, str]) -> None:
+        dataset_id, sequence, entry, head = row
+        self._db.execute("INSERT INTO ledger VALUES (?, ?, ?)", (dataset_id, sequence, entry))
+        self._db.execute("UPDATE budgets SET head = ? WHERE dataset_id = ?", (head, dataset_id))
+        self._heads[dataset_id] = head
 
     def _begin(self, begun: StoredAttempt) -> None:
         burnt = self._db.execute(
@@ -392,15 +427,16 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        generation = getattr(self, "generation", 0)
+        generation, heads = self.generation, dict(self._heads)
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
-            self.generation = generation
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self.generation, self._heads = generation, heads
             raise
-        self._db.execute("COMMIT")
 
     def _attempt(self, ctx: bytes, job_id: str, *rest: Any) -> StoredAttempt:
         number, attempt, facts, bundle, sealed = rest
