@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -59,6 +60,7 @@ async def serve(config: AggregatorConfig) -> None:
             loop.add_signal_handler(number, stop.set)
         coordinator.start()
         listeners = await listen(config, coordinator)
+        gc.freeze()  # what is loaded stays: neither rounds nor the exit need to walk through it
         await stop.wait()
         LOGGER.info("stopping")
         coordinator.close()

@@ -54,6 +54,7 @@ class JobProgress:
     metrics: dict[str, float] = field(default_factory=dict)
     stalled: str = ""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
+    past_rate: float = 0.0
     _committed_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_ROUNDS))
 
     @classmethod
@@ -65,6 +66,7 @@ class JobProgress:
             round=kept.get("round", 0),
             attempts_aborted=kept.get("attempts_aborted", 0),
             metrics=kept.get("metrics", {}),
+            past_rate=kept.get("rounds_per_s", 0.0),
             sites={name: SiteTally(**tallies.get(name, {})) for name in site_ids},
         )
         progress.log.extend(kept.get("log", ()))
@@ -77,6 +79,7 @@ class JobProgress:
                 "round": self.round,
                 "attempts_aborted": self.attempts_aborted,
                 "metrics": self.metrics,
+                "rounds_per_s": self.rounds_per_s(),
                 "sites": {name: asdict(tally) for name, tally in self.sites.items()},
                 "log": list(self.log)[-20:],
             },
@@ -94,7 +97,7 @@ class JobProgress:
         self._committed_s.append(now_s)
 
     def rounds_per_s(self) -> float:
-        """Return the rate over the last rounds; 0 before the second one."""
+        """Return the rate over the last rounds; that before a restart until there is a new one."""
         times = self._committed_s
         span_s = times[-1] - times[0] if len(times) > 1 else 0.0
-        return (len(times) - 1) / span_s if span_s > 0 else 0.0
+        return (len(times) - 1) / span_s if span_s > 0 else self.past_rate
