@@ -18,12 +18,12 @@ from edge_node.linux_calls import (
 )
 
 APP_ROOT = "/app"
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+CPU_FACTS = ("/sys/devices/system/cpu",)
+ACCELERATOR_PLACES = ("/sys", "/opt", "/etc/OpenCL", "/etc/ascend_install.info")
 _BASE = Path("/tmp")  # noqa: S108 - only a place to mount on, in a namespace of our own
-_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-_SYSTEM_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-_CPU_FACTS = ("/sys/devices/system/cpu",)
 _PROC_FACTS = ("cpuinfo", "meminfo")
-_ACCELERATOR_PLACES = ("/sys", "/opt", "/etc/OpenCL", "/etc/ascend_install.info")
 _HARMLESS = MountFlag.NO_SUID | MountFlag.NO_DEVICES
 _SCRATCH = (("/tmp", "64m"), ("/dev/shm", "64m"))  # noqa: S108 - the jail's own
 
@@ -46,8 +46,8 @@ def enter_jail(
     """
     mount(None, "/", None, MountFlag.RECURSIVE | MountFlag.PRIVATE)
     nodes = tuple(accelerator_nodes)
-    wanted = [*_SYSTEM_FOLDERS, *_SYSTEM_FILES, *shown, *nodes]
-    wanted += _ACCELERATOR_PLACES if nodes else _CPU_FACTS
+    wanted = [*SYSTEM_FOLDERS, *SYSTEM_FILES, *shown, *nodes]
+    wanted += ACCELERATOR_PLACES if nodes else CPU_FACTS
     # Opened before the new root covers anything they lie under.
     sources = {path: os.open(path, os.O_PATH) for path in _outermost(wanted)}
     app = os.open(app_folder, os.O_PATH)
@@ -78,7 +78,7 @@ def _mount_empty_root() -> None:
         place.mkdir(parents=True)
         options = f"size={size},mode=1777"
         mount("tmpfs", str(place), "tmpfs", _HARMLESS | MountFlag.NO_EXEC, options)
-    for folder in map(Path, _SYSTEM_FOLDERS):
+    for folder in map(Path, SYSTEM_FOLDERS):
         if folder.is_symlink():
             _placed(folder).symlink_to(folder.readlink())
 
@@ -90,7 +90,7 @@ def _placed(path: Path) -> Path:
 def _outermost(paths: Iterable[str]) -> list[Path]:
     """Give the existing paths, by their given and their real names, none inside another."""
     given = [Path(path) for path in paths]
-    links = {Path(folder) for folder in _SYSTEM_FOLDERS if Path(folder).is_symlink()}
+    links = {Path(folder) for folder in SYSTEM_FOLDERS if Path(folder).is_symlink()}
     kept: list[Path] = []
     for path in sorted({*given, *(path.resolve() for path in given)}):
         if path.exists() and path not in links and not _inside(path, kept):

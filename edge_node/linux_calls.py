@@ -163,6 +163,15 @@ def install_filter(program: bytes) -> None:
     _check(result, "seccomp")
 
 
+def system_call(number: int, *arguments: object) -> int:
+    """Make a call by its number, arguments as ctypes values, and give its result."""
+    result: int = _libc.syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"system call {number}: {os.strerror(code)}")
+    return result
+
+
 def _numbers() -> tuple[int, int, int]:
     machine = platform.machine()
     if machine not in _NUMBERS:

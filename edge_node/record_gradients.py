@@ -19,6 +19,7 @@ from edge_node.task import Batch, Task, TaskError
 from privacy.spec import VectorSpec
 
 _CHECK_SEED = 20_261
+_CHECK_BATCHES = 2
 # What torch says, and what a task's author can do about it.
 _HINTS = {
     "randomness": "does the model use dropout? Per-record gradients allow no random numbers: "
@@ -27,6 +28,12 @@ _HINTS = {
     "data-dependent control flow": "per-record gradients run under torch.func.vmap: use "
     "torch.where instead of `if` on values",
 }
+_DEPENDENCE = (
+    "a record's gradient or metrics depend on the other records of its batch, or on its place in "
+    "it, at physical_batch = {}; compute each record from itself alone, or choose another "
+    "physical_batch for this device"
+)
+Outputs = tuple[Tensor, Tensor]
 
 
 def load_libraries() -> None:
@@ -108,37 +115,35 @@ class RecordGradients:
         if self._metrics_length:
             metrics_PM.copy_(self._batch_metrics(rows_PC))
 
-    def check_independence(self, physical_batch: int) -> None:
-        """Compare bits of gradients and metrics over two arrangements of made-up rows.
+    def check_independence(self, first: Outputs, second: Outputs) -> None:
+        """Compare bits of gradients and metrics over several arrangements of made-up rows.
 
-        The second batch holds every other row of the first in another slot, among other mates.
+        Matrix products take other paths for the last rows of a batch, in a few numbers only: rows
+        are moved by one (as by one record more or less) and by half, and half of them replaced.
+
+        Args:
+            first: Room for a physical batch's results, shapes (P, D) and (P, M).
+            second: The same again.
 
         Raises:
             TaskError: A row's result depends on its slot or its mates on this machine, or has a
                 wrong shape.
             Exception: Whatever the app raises on rows of values between 0 and 1.
         """
+        physical_batch, length = first[0].shape
         source = torch.Generator().manual_seed(_CHECK_SEED)
         shape = (physical_batch, len(self._columns))
-        first_PC = torch.rand(shape, generator=source)
-        second_PC = torch.rand(shape, generator=source)
-        second_PC[1::2] = first_PC[1::2]
-        second_PC = second_PC.flip(0)
-        length = len(self._model_D)
-        results = []
-        # A model of all zeros would hide what the check looks for.
-        self._model_D.copy_(torch.randn(length, generator=source) / length**0.25)
-        for rows_PC in (first_PC, second_PC):
-            gradients_PD = torch.empty(physical_batch, length)
-            metrics_PM = torch.empty(physical_batch, self._metrics_length)
-            self(rows_PC, gradients_PD, metrics_PM)
-            results.append(torch.cat([gradients_PD, metrics_PM], dim=1).view(torch.int32))
-        if not torch.equal(results[0][1::2], results[1].flip(0)[1::2]):
-            raise TaskError(
-                "a record's gradient or metrics depend on the other records of its batch, or on "
-                f"its place in it, at physical_batch = {physical_batch}; compute each record from "
-                "itself alone, or choose another physical_batch for this device"
-            )
+        for _ in range(_CHECK_BATCHES):
+            # A model of all zeros would hide what the check looks for.
+            self._model_D.copy_(torch.randn(length, generator=source) / length**0.25)
+            rows_PC = torch.rand(shape, generator=source)
+            self(rows_PC, *first)
+            for shift in {1, physical_batch // 2}:
+                self(rows_PC.roll(shift, 0), *second)
+                _compare(first, second, shift, every=1)
+            rows_PC[1::2] = torch.rand(shape, generator=source)[1::2]
+            self(rows_PC, *second)
+            _compare(first, second, 0, every=2)
 
     def _record_loss(self, parameters: dict[str, Tensor], row_C: Tensor) -> Tensor:
         columns = row_C.unsqueeze(1).unbind(0)
@@ -163,3 +168,14 @@ class RecordGradients:
                 f"have shape {expected}: see [[metrics]] in job.toml"
             )
         return metrics
+
+
+def _compare(first: Outputs, second: Outputs, shift: int, *, every: int) -> None:
+    """Compare rows of the first with where they went in the second, bit by bit."""
+    physical_batch = len(first[0])
+    for slot in range(0, physical_batch, every):
+        for one, other in zip(first, second, strict=True):
+            # As integers: a NaN is not even equal to itself.
+            moved = other[(slot + shift) % physical_batch]
+            if not torch.equal(one[slot].view(torch.int32), moved.view(torch.int32)):
+                raise TaskError(_DEPENDENCE.format(physical_batch))

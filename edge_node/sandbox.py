@@ -2,9 +2,10 @@
 
 The app may be wrong or hostile, and it sees raw records. What it could do with them is therefore
 taken away twice over: by namespaces (no network, a root without the site's files, no other
-process), and by a system call filter, limits and the loss of every privilege, which hold even where
-a machine allows no namespaces. `enter` confines a freshly started process before it loads a
-library; `seal` adds the filter once the libraries are loaded and before the app is.
+process), and by a system call filter, limits and the loss of every privilege. These hold even where
+a machine allows no namespaces, and Landlock then takes the place of the new root. `enter` confines
+a freshly started process before it loads a library; `seal` adds the filter once the libraries are
+loaded and before the app is.
 
 Nothing here hides the rows from the app or bounds what its gradients say: that is the clip's and
 the noise's work, in another process (privacy.md, "Who is trusted with the clip").
@@ -18,13 +19,14 @@ import resource
 import select
 import signal
 import sys
+import tempfile
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
-from edge_node import linux_calls
-from edge_node.jail_root import APP_ROOT, enter_jail
+from edge_node import jail_root, linux_calls
+from edge_node.landlock import restrict_files
 from edge_node.linux_calls import Namespace
 from edge_node.syscall_filter import filter_program
 
@@ -90,6 +92,7 @@ class _Progress:
     """What has been reached on the way into the sandbox."""
 
     namespaces: Namespace = _NO_NAMESPACE
+    jailed: bool = False
     filesystem: bool = False
     memory: bool = False
     notes: list[str] = field(default_factory=list)
@@ -106,7 +109,7 @@ class Sandbox:
     @property
     def app_folder(self) -> str:
         """Return where the app lies for this process."""
-        return APP_ROOT if self._progress.filesystem else self._plan.app_folder
+        return jail_root.APP_ROOT if self._progress.jailed else self._plan.app_folder
 
     def seal(self) -> SandboxReport:
         """Install the system call filter on all threads and say what is in force.
@@ -132,11 +135,12 @@ class Sandbox:
 
     def _report(self, *, sockets_refused: bool) -> SandboxReport:
         progress = self._progress
-        alone = Namespace.PID in progress.namespaces and progress.filesystem
+        # A root of its own comes with a process namespace, and Landlock leaves of /proc only the
+        # process itself; the filter refuses signals and new processes.
         return SandboxReport(
             network=Namespace.NETWORK in progress.namespaces or sockets_refused,
             filesystem=progress.filesystem,
-            process=alone and self._filtered,
+            process=progress.filesystem and self._filtered,
             memory=progress.memory,
             syscalls=self._filtered,
             notes=tuple(progress.notes),
@@ -167,13 +171,14 @@ def enter(plan: SandboxPlan, lifeline: int, worker_only: tuple[int, ...]) -> San
     linux_calls.die_with_parent(signal.SIGKILL)
     if os.getppid() == 1:  # the supervisor died before the line above
         os._exit(1)
+    os.chdir("/")
     if Namespace.MOUNT in progress.namespaces:
         _take_root(plan, progress)
-    else:
-        os.chdir("/")
     _take_limits(plan, progress)
     linux_calls.drop_capabilities()
     linux_calls.forbid_new_privileges()
+    if not progress.jailed:
+        _restrict_files(plan, progress)
     return Sandbox(plan, progress)
 
 
@@ -205,19 +210,41 @@ def _take_namespaces_as_root(own: Namespace, progress: _Progress) -> None:
 
 
 def _take_root(plan: SandboxPlan, progress: _Progress) -> None:
-    packages = _package_folders()
-    shown = [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve()), *packages]
     try:
-        enter_jail(shown, plan.app_folder, list(plan.hidden), list(plan.accelerator_nodes))
-        progress.filesystem = True
+        jail_root.enter_jail(_code_places(), plan.app_folder, plan.hidden, plan.accelerator_nodes)
+        progress.jailed = progress.filesystem = True
     except OSError as error:
-        progress.notes.append(f"the site's files stay visible: {error.strerror}")
+        progress.notes.append(f"no root of its own: {error.strerror}")
 
 
-def _package_folders() -> list[str]:
-    """Find Tidegate's packages: in a source tree they lie outside the installation."""
+def _restrict_files(plan: SandboxPlan, progress: _Progress) -> None:
+    shown = [*jail_root.SYSTEM_FOLDERS, *_code_places(), plan.app_folder]
+    shown += jail_root.ACCELERATOR_PLACES if plan.accelerator_nodes else jail_root.CPU_FACTS
+    facts = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo")
+    try:
+        devices = ("/dev/null", *plan.accelerator_nodes)
+        restrict_files((*shown, *jail_root.SYSTEM_FILES, *facts), devices)
+    except OSError as error:
+        progress.notes.append(f"the site's files stay visible, no Landlock: {error.strerror}")
+        return
+    # Nothing is writable, and libraries look for a place to write to while they are loaded.
+    tempfile.tempdir = os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/"
+    inside = [path for path in plan.hidden if _is_inside(Path(path), shown)]
+    progress.filesystem = not inside
+    progress.notes.extend(
+        f"{path} stays visible: it lies inside a folder that the trainer needs" for path in inside
+    )
+
+
+def _is_inside(path: Path, folders: list[str]) -> bool:
+    return any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
+
+
+def _code_places() -> list[str]:
+    """Name what a Python process needs: Tidegate's packages lie outside in a source tree."""
     here = Path(__file__).parent
-    return [str(here), str(here.parent / "privacy")]
+    packages = [str(here), str(here.parent / "privacy")]
+    return [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve()), *packages]
 
 
 def _take_limits(plan: SandboxPlan, progress: _Progress) -> None:

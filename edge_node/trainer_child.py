@@ -25,6 +25,7 @@ _PASSED_ON = (
     "ASCEND_OPP_PATH",
     "LD_LIBRARY_PATH",
 )
+_ARGUMENTS = ("-I", "-B", "-u", "-m", "edge_node.trainer_process")
 _END_POLL_S = 0.005
 _END_POLLS = 400
 _IN_THE_LOG = "the site's own log says more"
@@ -152,11 +153,10 @@ class TrainerChild:
 def _spawn(
     descriptors: tuple[int, ...], threads: int, log_path: Path | None
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-B", "-m", "edge_node.trainer_process"]
     log = subprocess.DEVNULL if log_path is None else _open_log(log_path)
     try:
         return subprocess.Popen(  # noqa: S603 - our own module, descriptor numbers as arguments
-            [*command, *map(str, descriptors)],
+            [sys.executable, *_ARGUMENTS, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

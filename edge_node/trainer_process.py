@@ -1,6 +1,6 @@
 """The trainer process: confine itself, then load the app and answer the daemon until it hangs up.
 
-Started by ``edge_node.trainer`` as ``python -I -B -m edge_node.trainer_process SOCKET MEMORY
+Started by ``edge_node.trainer`` as ``python -I -B -u -m edge_node.trainer_process SOCKET MEMORY
 LIFELINE`` with three inherited file descriptors. Until the sandbox is entered nothing heavy is
 imported, for the process forks there; ``edge_node.trainer_worker`` is the rest.
 """

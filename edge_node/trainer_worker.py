@@ -73,7 +73,11 @@ def _load(start: Start, port: BatchPort, folder: Path, device: torch.device) -> 
     if not start.per_record:
         return build_steps_app(port, LocalSteps(task, spec, start.columns))
     engine = RecordGradients(task, spec, start.columns, start.metrics_length)
-    engine.check_independence(start.physical_batch)
+    first, second = (
+        (torch.from_numpy(slot.gradients_PD), torch.from_numpy(slot.metrics_PM))
+        for slot in port.arrays.slots
+    )
+    engine.check_independence(first, second)
     return build_gradients_app(port, engine)
 
 
