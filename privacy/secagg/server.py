@@ -221,13 +221,14 @@ class ServerAttempt:
         if index in self._votes:
             _check_same(self._votes[index], message.signature)
             return []
-        if self.phase is not Phase.ABORTED:
-            self._check_due(Phase.CONSISTENCY, self._survivors, index)
+        if self.phase not in {Phase.CONSISTENCY, Phase.UNMASK, Phase.ABORTED}:
+            raise _NotDueError(Reason.REPLAY, f"{self.cohort.name(index)}: no vote is due")
         if index not in self._survivors:
             raise _NotDueError(Reason.STOPPED, "the attempt proposed no U3 to this site")
         self._verify(index, message.signature, self._survivor_statement())
         self._votes[index] = message.signature
-        return []
+        # Late, but it may still answer: t answers are wanted, whoever gives them.
+        return self._post([index], self._quorum) if self.phase is Phase.UNMASK else []
 
     def _take_answer(self, index: int, message: UnmaskShares) -> list[ServerCommand]:
         if index in self._answers:
@@ -341,16 +342,14 @@ class ServerAttempt:
         return excluded + self._enter(Phase.CONSISTENCY, self._survivors, lambda _: message, now_s)
 
     def _close_consistency(self, now_s: float) -> list[ServerCommand]:
+        return self._enter(Phase.UNMASK, sorted(self._votes), self._quorum, now_s)
+
+    def _quorum(self, _: int) -> SurvivorQuorum:
+        """Return T of the signatures: a site verifies no more than it needs."""
         ctx, members = self.cohort.ctx, self.cohort.members
-        signers = sorted(self._votes)
-        quorum = SurvivorQuorum(
-            ctx,
-            tuple(
-                SurvivorSignature(ctx, members[i - 1], self._votes[i])
-                for i in signers[: self.cohort.limits.quorum]
-            ),
-        )
-        return self._enter(Phase.UNMASK, signers, lambda _: quorum, now_s)
+        signers = sorted(self._votes)[: self.cohort.limits.quorum]
+        votes = tuple(SurvivorSignature(ctx, members[i - 1], self._votes[i]) for i in signers)
+        return SurvivorQuorum(ctx, votes)
 
     def _close_unmask(self, _: float) -> list[ServerCommand]:
         cohort = self.cohort
@@ -370,7 +369,7 @@ class ServerAttempt:
         return [
             UnmaskSum(terms),
             Publish(transcript, self.survivors),
-            *self._post(self._votes, lambda _: published),
+            *self._post(self._survivors, lambda _: published),
         ]
 
     def _enter(

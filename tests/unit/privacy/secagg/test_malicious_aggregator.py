@@ -96,6 +96,14 @@ def test_u2_below_the_thresholds_is_refused_before_charging():
     assert federation.site(1).charges == 0
 
 
+def test_u2_below_min_cohort_is_refused_before_charging():
+    federation = Federation(5, min_cohort=5)
+    dealt = federation.deal_all()
+    delivery = federation.delivery(dealt, 1, only=(1, 2, 3, 4))
+    refused(federation.site(1), delivery, Reason.BELOW_THRESHOLD, "not charged")
+    assert federation.site(1).charges == 0
+
+
 def test_later_ciphertexts_are_not_taken_in():
     # U2_i is who was decrypted first; a fifth ciphertext afterwards kills, it does not extend.
     federation = Federation(5)

@@ -10,6 +10,7 @@ from privacy.secagg import statements
 from privacy.secagg.messages import (
     DealtShares,
     Published,
+    SurvivorSignature,
     UnmaskShares,
 )
 from tests.support.secagg_harness import (
@@ -61,6 +62,19 @@ def test_plan_equivocation_ends_without_a_quorum_and_in_noise():
     votes = [federation.site(i).feed(federation.survivor_set(ALL, ALL))[0] for i in ALL]
     for i in ALL:
         refused(federation.site(i), federation.quorum(votes), Reason.BAD_SIGNATURE)
+
+
+def test_a_vote_from_outside_u3_is_no_vote():
+    # Site 5 is in U2 only: a colluder that was dropped must not make up the quorum.
+    federation = Federation(5)
+    votes = signed_sets(federation, survivors=(1, 2, 3, 4))
+    site = federation.site(1)
+    cohort = site.attempt.cohort
+    statement = statements.survivor_statement(cohort.rh, cohort.mh, ALL, (1, 2, 3, 4))
+    dropped = federation.site(5)
+    extra = SurvivorSignature(cohort.ctx, dropped.me, dropped.key.sign(statement))
+    quorum = federation.quorum([votes[1], votes[2], votes[3], extra])
+    refused(site, quorum, Reason.MALFORMED, "no vote here")
 
 
 @pytest.mark.parametrize("case", ["few", "twice", "outsider", "other attempt", "abort", "bundle"])

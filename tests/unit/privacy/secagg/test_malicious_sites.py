@@ -136,7 +136,7 @@ def deal_inconsistently(federation, dealt, kind):
     """Commit to, and deal, shares of one kind that lie on no polynomial of degree t - 1."""
     site = federation.site(CHEAT)
     rh = site.attempt.cohort.rh
-    crypto = site.attempt._crypto
+    crypto = site.attempt._state.keys
     seeds = {
         Label.SELF_SHARE_COMMITMENT: site.secrets.self_mask_seed,
         Label.MASK_SHARE_COMMITMENT: site.secrets.bundle.mask_seed,

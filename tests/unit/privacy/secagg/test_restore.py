@@ -3,7 +3,7 @@
 import pytest
 
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg.commands import Sign, Step, Tick
+from privacy.secagg.commands import Erase, Sign, Step, Tick
 from privacy.secagg.messages import AbortRequest, AbortSignature, SurvivorSignature
 from tests.support.secagg_harness import NOW_S, Federation, refused, seed, with_config
 
@@ -144,6 +144,16 @@ def test_a_damaged_slot_stops_the_site():
         site.restart()
 
 
+def test_a_missing_slot_stops_the_site():
+    federation = Federation(5)
+    site = federation.site(1)
+    for message in inputs():
+        site.feed(message)
+    del site.slots[Step.MASKED_UPDATE]
+    with pytest.raises(UsageError, match="missing"):
+        site.restart()
+
+
 def test_slots_of_another_attempt_are_refused():
     federation, other = Federation(5), Federation(5, attempt=2)
     site = federation.site(1)
@@ -181,6 +191,12 @@ def test_timeouts_start_anew_after_a_restart_and_end_with_an_abort():
     commands = site.attempt.handle(Tick(), deadline + site.config.step_timeout_s)
     assert isinstance(commands[-1], Sign)
     assert commands[0].reason is Reason.TIMEOUT
+    # The abort has a timeout of its own: another tick at once does not throw it away.
+    again_s = deadline + site.config.step_timeout_s
+    assert site.attempt.next_deadline_s() > again_s
+    assert site.attempt.handle(Tick(), again_s) == []
+    assert not site.attempt.is_over
+    assert [type(c) for c in site.attempt.handle(Tick(), again_s + 1e6)] == [Erase]
 
 
 def test_the_own_bundle_must_still_be_the_one_of_the_stock():

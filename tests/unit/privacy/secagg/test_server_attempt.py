@@ -14,6 +14,7 @@ from privacy.secagg.messages import (
     SurvivorQuorum,
     SurvivorSet,
     SurvivorSignature,
+    UnmaskShares,
 )
 from privacy.secagg.rules import StepTimeouts
 from privacy.secagg.server import Phase, ServerAttempt, ServerConfig
@@ -188,6 +189,33 @@ def test_an_early_vote_is_dropped_without_blame(federation, server):
     early = SurvivorSignature(federation.context.digest(), federation.members[0], b"")
     with pytest.raises(PeerError, match="replay"):
         server.handle(early, NOW_S)
+
+
+def test_a_late_voter_still_gets_the_quorum_and_may_answer(federation, server):
+    to_step(federation, server, 3)
+    everyone = federation.survivor_set(range(1, 6), range(1, 6))
+    votes = {i: federation.site(i).feed(everyone)[0] for i in range(1, 6)}
+    for i in (1, 2, 3, 4):
+        assert server.handle(votes[i], NOW_S) == []
+    commands = server.handle(c.Tick(), NOW_S + 30.0)
+    assert sent(commands, SurvivorQuorum) == federation.members[:4]
+    (late,) = server.handle(votes[5], NOW_S + 31.0)
+    assert isinstance(federation.site(5).feed(late.message)[0], UnmaskShares)
+
+
+def test_a_late_vote_saves_a_round_whose_voters_are_lost_afterwards(federation, server):
+    to_step(federation, server, 3)
+    everyone = federation.survivor_set(range(1, 6), range(1, 6))
+    votes = {i: federation.site(i).feed(everyone)[0] for i in range(1, 6)}
+    for i in (1, 2, 3, 4):
+        server.handle(votes[i], NOW_S)
+    quorum = server.handle(c.Tick(), NOW_S + 30.0)[0].message
+    (again,) = server.handle(votes[5], NOW_S + 30.0)
+    assert again == c.SendTo(federation.members[4], quorum)
+    server.handle(c.SiteLost(federation.members[3], Reason.TIMEOUT), NOW_S + 30.0)
+    for i in (1, 2, 3, 5):
+        commands = server.handle(federation.site(i).feed(quorum)[0], NOW_S + 31.0)
+    assert isinstance(commands[0], c.UnmaskSum)
 
 
 def test_an_attempt_is_started_once(server):

@@ -1,0 +1,132 @@
+"""What a site's attempt knows: cohort, keys, shares, durable slots, and what those determine.
+
+Everything that is sent is a function of a durable slot and the attempt's secrets (``output``), so
+it is the same before and after a crash. Which step may come next is the business of ``site.py``.
+"""
+
+from privacy.errors import UsageError
+from privacy.secagg import slots
+from privacy.secagg.cohort import Cohort
+from privacy.secagg.commands import MaskAndUpload, Send, SiteCommand, Step
+from privacy.secagg.messages import AbortSignature, DealtShares, SurvivorSignature
+from privacy.secagg.rules import SiteConfig
+from privacy.secagg.site_steps import SharePair, SiteCrypto, SiteSecrets, unmask_shares
+
+
+class SiteState:
+    """The memory of one attempt at a site."""
+
+    def __init__(self, config: SiteConfig, secrets: SiteSecrets | None) -> None:
+        """Begin with nothing but the secrets; None where they are erased or void."""
+        self.config = config
+        self.ctx = config.context.digest()
+        self.cohort: Cohort | None = None
+        self.slots: dict[Step, slots.Slot] = {}
+        self.inputs: dict[Step, bytes] = {}
+        self._secrets = secrets
+        self._crypto: SiteCrypto | None = None
+        self._held: dict[int, SharePair] = {}
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether the attempt can still take part."""
+        return self._secrets is not None
+
+    @property
+    def joined(self) -> Cohort:
+        """The admitted cohort."""
+        if self.cohort is None:
+            raise UsageError("this attempt has no roster yet")
+        return self.cohort
+
+    @property
+    def keys(self) -> SiteCrypto:
+        """The keys of the attempt."""
+        if self._crypto is None:
+            raise UsageError("this attempt's secrets are gone")
+        return self._crypto
+
+    @property
+    def chosen(self) -> slots.SurvivorSlot:
+        """The survivor set in slot 3."""
+        slot = self.slots.get(Step.CONSISTENCY)
+        if not isinstance(slot, slots.SurvivorSlot):
+            raise UsageError("this attempt has signed no U3")
+        return slot
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether slot 3 holds the abort."""
+        return isinstance(self.slots.get(Step.CONSISTENCY), slots.AbortSlot)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """U2_i: whose shares this site holds, itself included, ascending."""
+        return tuple(self._held)
+
+    def join(self, cohort: Cohort) -> None:
+        """Take an admitted cohort and derive the keys."""
+        if self._secrets is None:
+            raise UsageError("this attempt's secrets are gone")
+        self.cohort = cohort
+        self._crypto = SiteCrypto(self.config.suite, cohort, self.config.me, self._secrets)
+
+    def hold(self, received: dict[int, SharePair]) -> None:
+        """Keep the shares of U2_i, with the pair that this site dealt to itself."""
+        me = self.joined.index_of(self.config.me)
+        self._held = dict(sorted({**received, me: self.keys.dealing.kept}.items()))
+
+    def load(self, stored: dict[Step, slots.Slot]) -> None:
+        """Take the slots back after a crash.
+
+        Raises:
+            UsageError: They belong to another attempt, or one in between is missing.
+        """
+        if not stored:
+            return
+        first, second = stored.get(Step.SHARE_KEYS), stored.get(Step.MASKED_UPDATE)
+        if not isinstance(first, slots.SharesSlot) or first.roster.context != self.config.context:
+            raise UsageError("the slots given belong to another attempt")
+        self.slots = stored
+        self.cohort = Cohort.of(first.roster)
+        if self.is_aborted:
+            self.forget()
+        elif sorted(stored) != list(Step)[: len(stored)]:
+            raise UsageError("a slot between others is missing: restore the site's database")
+        self.inputs = {
+            step: slot.input_digest
+            for step, slot in stored.items()
+            if not isinstance(slot, slots.AbortSlot)
+        }
+        if self.has_secrets:
+            self.join(self.cohort)
+            if isinstance(second, slots.MaskedSlot):
+                self.hold(self.keys.reopen(dict(second.ciphertexts)))
+
+    def forget(self) -> None:
+        """Drop the secrets that this object holds; the shell drops its own on ``Erase``."""
+        self._secrets = None
+        self._crypto = None
+        self._held = {}
+
+    def output(self, step: Step) -> list[SiteCommand]:
+        """Give what a durable slot determines: the same each time."""
+        me, slot = self.config.me, self.slots[step]
+        match slot:
+            case slots.SharesSlot():
+                dealing = self.keys.dealing
+                ciphertexts, commitments = dealing.ciphertexts, dealing.commitments
+                return [Send(DealtShares(self.ctx, me, ciphertexts, commitments, slot.signature))]
+            case slots.MaskedSlot():
+                return [MaskAndUpload(self.keys.mask_terms(self.held))]
+            case slots.SurvivorSlot():
+                return [Send(SurvivorSignature(self.ctx, me, slot.signature))]
+            case slots.AbortSlot():
+                return [Send(AbortSignature(self.ctx, me, slot.signature, slot.accused))]
+            case slots.UnmaskSlot():
+                dealt, survivors = self.chosen.dealt, self.chosen.survivors
+                return [Send(unmask_shares(self.joined, me, self._held, dealt, survivors))]
+
+    def slot_three(self) -> list[SiteCommand]:
+        """Give the vote or the abort of slot 3 again; it needs no secret. Nothing if it is free."""
+        return self.output(Step.CONSISTENCY) if Step.CONSISTENCY in self.slots else []
