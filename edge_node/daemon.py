@@ -173,12 +173,13 @@ class EdgeNode:
         """Take up jobs and attempts that an earlier process left, or close them."""
         self._desk.clear()
         for job in self._store.open_jobs():
-            verdict = await self._judge(job)
+            verdict = await self._judge(job, again=True)
             if verdict.accepted is None:
                 log.warning("job not taken up again", job=job.job_id, why=verdict.detail)
                 self._store.end_job(job.job_id, "failed")
             else:
                 self._participant.restore_job(verdict.accepted)
+                self._spawn(self._warm_up(job.job_id))
         now_s = time.time()
         for attempt in self._store.live_attempts():
             taken = self._participant.exchange.restore(
@@ -315,14 +316,21 @@ class EdgeNode:
             self._store.put_job(offer)
         self.dispatch(verdict)
 
-    async def _judge(self, offer: StoredJob) -> JobJudged:
+    async def _warm_up(self, job_id: str) -> None:
+        """Start a trainer before it is asked for; what fails here fails again when it is."""
+        try:
+            await self._bench.jobs[job_id].trainer.start()
+        except (TrainerFailure, UsageError) as error:
+            log.warning("trainer does not start", job=job_id, why=error)
+
+    async def _judge(self, offer: StoredJob, *, again: bool = False) -> JobJudged:
         manifest = self._participant.manifest
         if manifest is None:
             detail = "this site has no sealed manifest yet"
             return JobJudged(offer.job_id, None, Reason.POLICY, detail)
         try:
             self._store.check_job(offer)
-            job, local = await self._desk.accept(offer, manifest, self._fetch_app)
+            job, local = await self._desk.accept(offer, manifest, self._fetch_app, again=again)
         except TrainerFailure as error:
             log.warning("app does not start", job=offer.job_id, detail=error.detail)
             return JobJudged(offer.job_id, None, error.reason, str(error.args[0]))
@@ -375,6 +383,10 @@ class EdgeNode:
             event = self._failed(command, dataset_id, error)
         except PeerError as error:
             event = self._failed(command, dataset_id, error)
+        except UsageError as error:
+            log.warning("training is not possible here", job=job_id, why=error)
+            told = PeerError(Reason.TRAINER_FAILED, "this site cannot train now")
+            event = self._failed(command, dataset_id, told)
         else:
             self._bench.ready[job_id] = (version, update)
             event = Trained(job_id, version, self._spent(dataset_id))

@@ -60,7 +60,7 @@ class OfferDesk:
         self._datasets: dict[str, Dataset] = {}
 
     async def accept(
-        self, offer: StoredJob, manifest: Manifest, fetch: Fetch
+        self, offer: StoredJob, manifest: Manifest, fetch: Fetch, *, again: bool = False
     ) -> tuple[AcceptedJob, LocalRound]:
         """Judge an offer and make the job ready.
 
@@ -68,6 +68,8 @@ class OfferDesk:
             offer: As received.
             manifest: As pinned.
             fetch: Brings the app bundle.
+            again: The job was accepted before a restart: the trainer is left to start beside the
+                session, so that the site is back at once.
 
         Raises:
             PeerError: The job is refused; the reason and the sentence may go to the aggregator.
@@ -83,13 +85,8 @@ class OfferDesk:
         self._ledgers.look_ahead(dataset.dataset_id, event)
         folder = await self._unpack(offer, fetch)
         trainer = self._trainer(reading, dataset, folder)
-        try:
-            report = await trainer.start()
-            self._judge(offer, reading, sandboxed=not report.missing)
-        except BaseException:
-            await trainer.stop()
-            raise
-        _log_protections(report)
+        if not again:
+            await self._start(trainer, offer, reading)
         private = reading.plan.mode is not Mode.NONE
         tier = TIER_ENFORCED if private else TIER_NONE
         local = LocalRound(
@@ -97,6 +94,15 @@ class OfferDesk:
         )
         timeout_s = max(_STEP_TIMEOUT_S, 2 * reading.job_file.round.deadline_s)
         return AcceptedJob(offer.job_id, reading.plan, timeout_s), local
+
+    async def _start(self, trainer: Trainer, offer: StoredJob, reading: _Reading) -> None:
+        try:
+            report = await trainer.start()
+            self._judge(offer, reading, sandboxed=not report.missing)
+        except BaseException:
+            await trainer.stop()
+            raise
+        _log_protections(report)
 
     def clear(self) -> None:
         """Remove the unpacked apps of an earlier run."""
