@@ -12,13 +12,12 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from aggregator.cli.output import table_of
 from benchmarks import figures
-from benchmarks.rounds import terminated_like_interrupted
+from benchmarks.rounds import scratch_folders, terminated_like_interrupted
 
 DATA = Path(".venv") / "cache" / "whynot-0.12.0-py3-none-any.whl"
 STOP_LIMIT_S = 60.0
@@ -84,11 +83,11 @@ def main() -> None:
         sys.exit(f"{options.data} does not exist: run `make data`, or name the wheel with --data")
     out = figures.console()
     runs: list[dict[str, Any]] = []
-    with terminated_like_interrupted(), tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
+    with terminated_like_interrupted(), scratch_folders() as scratch:
         try:
             for seed in range(options.seeds):
                 out.print(f"tidegate demo --seed {seed} ...")
-                runs.append(_demo(options, seed, Path(scratch)))
+                runs.append(_demo(options, seed, scratch))
         except KeyboardInterrupt:
             sys.exit(130)
     found = [summary(run) for run in runs]

@@ -11,7 +11,6 @@ few sites: a fold that held one vector a site would grow by (many - few) vectors
 import argparse
 import asyncio
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -29,7 +28,7 @@ from aggregator.cli.submission import Submission, requests_of
 from benchmarks import figures
 from benchmarks.job_text import with_values
 from benchmarks.process_cost import AGGREGATOR, peak_rss_bytes
-from benchmarks.rounds import min_survivors, terminated_like_interrupted
+from benchmarks.rounds import min_survivors, scratch_folders, terminated_like_interrupted
 from benchmarks.simulated_site import SimulatedSite, enrol_site
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate import appbundle
@@ -91,11 +90,11 @@ def main() -> None:
     options = parse()
     out = figures.console()
     found = []
-    with terminated_like_interrupted(), tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
+    with terminated_like_interrupted(), scratch_folders() as scratch:
         try:
             for sites in (options.few, options.many):
                 out.print(f"{sites} sites, {options.length:,} parameters ...")
-                found.append(_measure(options, sites, Path(scratch) / str(sites), out))
+                found.append(_measure(options, sites, scratch / str(sites), out))
         except KeyboardInterrupt:
             sys.exit(130)
     ratio = found[1].rss_peak / found[0].rss_peak

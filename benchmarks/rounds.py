@@ -8,18 +8,18 @@ slots and ledger, and a 10,029-parameter model that trains on 2,000 synthetic re
 here from a fixed seed). The named baseline, with ``--peer``, is Flower 1.42's deployment engine in
 the same run, on as many nodes and parameters; it does less (see ``peer_flower``).
 
-``rounds_per_s`` is the steady rate past the warm-up (see ``progress_clock``). CPU times are those
-of whole processes between the first push past the warm-up and a push near the end, per round; for
+``rounds_per_s`` is the steady rate past the warm-up (see ``round_clock``). CPU times are those of
+whole processes between the first push past the warm-up and a push near the end, per round; for
 daemons and trainers they are the mean of a site. Bytes are the aggregator's counts of what each
 site sent and was sent, mean of a site and round.
 """
 
 import argparse
+import os
 import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from aggregator.cli.submission import Submission, prepare, requests_of
 from benchmarks import figures, peer_flower
 from benchmarks.job_text import with_values
 from benchmarks.process_cost import AGGREGATOR, PARTS, cpu_s
-from benchmarks.progress_clock import Pace, Push, steady_pace
+from benchmarks.round_clock import Pace, commit_times, steady_pace
 from tidegate.jobfile import JobFile, RecordPrivacy
 from tidegate.v1 import operator_pb2
 
@@ -46,6 +46,7 @@ COLUMNS = 32
 RECORDS = 2000
 SAMPLING_RATE = 0.02
 COLLUDERS = 1
+_RUNTIME_FOLDER = "XDG_RUNTIME_DIR"
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ def min_survivors(sites: int) -> int:
 def main() -> None:
     options = parse()
     out = figures.console()
-    with terminated_like_interrupted(), tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
+    with terminated_like_interrupted(), scratch_folders() as scratch:
         try:
-            result = _ours(options, Path(scratch), out)
+            result = _ours(options, scratch, out)
             if options.peer:
                 result |= _peer(options, int(result["parameters"]), out)
         except KeyboardInterrupt:
@@ -103,6 +104,27 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def scratch_folders() -> Iterator[Path]:
+    """Give a folder that goes with the benchmark, and so does where sites keep their boot keys.
+
+    Boot keys lie in memory and survive the process by design; a benchmark's sites do not come back.
+    """
+    before = os.environ.get(_RUNTIME_FOLDER)
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - folders made by mkdtemp
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-") as folder,
+        tempfile.TemporaryDirectory(prefix="tidegate-", dir=memory) as boot_keys,
+    ):
+        os.environ[_RUNTIME_FOLDER] = boot_keys
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.pop(_RUNTIME_FOLDER)
+            if before is not None:
+                os.environ[_RUNTIME_FOLDER] = before
 
 
 def _ours(options: argparse.Namespace, scratch: Path, out: Console) -> dict[str, Any]:
@@ -155,21 +177,20 @@ def synthetic_shard(seed: int) -> dict[str, Any]:
 def _run_job(consortium: Consortium, submission: Submission, warm_up: int) -> Run:
     """Submit the job and watch it as the command line does; sample CPU times on the way."""
     pids = {name: process.pid for name, process in consortium.processes.items()}
-    pushes: list[Push] = []
     costs: list[tuple[int, dict[str, float]]] = []
     job = operator_pb2.Job()
     with operator_api(consortium.operator()) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
         for update in api.WatchJob(operator_pb2.WatchJobRequest(job_id=job_id)):
             job = update.job
-            pushes.append(Push(time.monotonic(), job.round))
             enough = job.round >= (warm_up if not costs else costs[-1][0] + 10)
             if job.state == "running" and enough:
                 costs.append((job.round, cpu_s(pids)))
     consortium.check_alive()
     if job.state != "finished":
         raise RuntimeError(f"the job {job.state}: {job.detail} {' | '.join(job.log)}")
-    return Run(steady_pace(pushes, warm_up), _cpu_ms_per_round(costs, len(pids) - 1), job)
+    committed_s = commit_times(consortium.folder / "aggregator" / "aggregator.sqlite")
+    return Run(steady_pace(committed_s, warm_up), _cpu_ms_per_round(costs, len(pids) - 1), job)
 
 
 def _cpu_ms_per_round(costs: list[tuple[int, dict[str, float]]], sites: int) -> dict[str, float]:
