@@ -114,6 +114,8 @@ class Consortium:
         """Make the consortium's folders and start its aggregator on free ports."""
         make_consortium(self.folder, name, "127.0.0.1", Ports(0, 0, 0))
         config = self.folder / "aggregator" / "aggregator.toml"
+        with config.open("a") as file:
+            file.write("keep_last_uploads = true\n")  # for the report's "what the aggregator saw"
         self._start("aggregator", [sys.executable, "-m", "aggregator", "--config", str(config)])
         addresses = self.folder / "aggregator" / "addresses.json"
         self._wait("aggregator to listen", addresses.exists)

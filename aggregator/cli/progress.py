@@ -66,7 +66,7 @@ def _headline(job: JobStatus) -> Text:
     text.append(f"  {job.state}", style="bold red" if job.mode == "none" else "bold cyan")
     text.append(f"  round {job.round}/{job.rounds}  ready {ready}  in cohort {cohort}")
     text.append(f"  dropped {sum(site.dropped for site in job.sites)}")
-    text.append(f"  attempts aborted {job.attempts_aborted}\n")
+    text.append(f"  aborted {job.attempts_aborted}\n")
     shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(job.metrics.items()))
     text.append(shown or "metrics come with the first rounds")
     if job.metrics:
@@ -81,23 +81,25 @@ def _headline(job: JobStatus) -> Text:
     return text
 
 
-def _bar(job: JobStatus) -> ProgressBar:
-    return ProgressBar(total=max(job.rounds, 1), completed=job.round, width=72)
+def _bar(job: JobStatus) -> RenderableType:
+    grid = Table.grid()
+    grid.add_row(ProgressBar(total=max(job.rounds, 1), completed=job.round, width=72))
+    return grid
 
 
 def _sites(job: JobStatus) -> Table:
-    table = Table(header_style="bold", expand=False)
+    caption = "time: training / exchange / waiting, in percent"
+    if job.mode != "none" and job.delta_dp:
+        caption = f"ε per {job.unit} at δ={job.delta_dp:g}; {caption}"
+    table = Table(header_style="bold", caption=caption, caption_justify="left")
     for column in ("site", "state"):
         table.add_column(column)
-    spent = f"ε ({job.unit or 'record'}, δ={job.delta_dp:.0e})" if job.delta_dp else "ε"
-    for column in (spent, "up", "down", "rounds", "dropped", "train", "exchange", "wait"):
-        table.add_column(column, justify="right")
+    for column in ("ε", "up", "down", "rounds", "dropped", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
     for site in job.sites:
         busy = site.train_s + site.exchange_s + site.wait_s
-        shares = [
-            f"{100 * part / busy:.0f}%" if busy > 0 else "-"
-            for part in (site.train_s, site.exchange_s, site.wait_s)
-        ]
+        parts = (site.train_s, site.exchange_s, site.wait_s)
+        shares = "/".join(f"{100 * part / busy:.0f}" for part in parts) if busy > 0 else "-"
         table.add_row(
             site.site_id,
             Text(site.state, style=STYLES.get(site.state, "")),
@@ -106,7 +108,7 @@ def _sites(job: JobStatus) -> Table:
             data_size(site.bytes_down),
             str(site.rounds_in),
             str(site.dropped),
-            *shares,
+            shares,
         )
         if site.detail:
             table.add_row("", Text(site.detail, style="yellow"))

@@ -50,11 +50,11 @@ def make_consortium(folder: Path, name: str, host: str, ports: Ports) -> str:
         The fingerprint of the operator key, hex.
 
     Raises:
-        UsageError: The folder is not empty: keys are never overwritten.
+        UsageError: There is a consortium in the folder: keys are never overwritten.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty: name a new folder, keys are never overwritten")
     operator, aggregator = folder / "operator", folder / "aggregator"
+    if operator.exists() or aggregator.exists():
+        raise UsageError(f"{folder} holds a consortium: name another, keys are never overwritten")
     for made in (operator, aggregator):
         made.mkdir(parents=True, mode=0o700)
     validity = pki.Validity(now_s=time.time())

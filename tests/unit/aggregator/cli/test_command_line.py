@@ -86,7 +86,7 @@ def test_init_makes_private_files_and_keeps_the_operator_key_from_the_aggregator
 def test_init_never_overwrites_keys(run, consortium):
     status, out, error = run("init", consortium)
     assert (status, out) == (2, "")
-    assert "is not empty" in error
+    assert "never overwritten" in error
     assert error.count("\n") == 1
 
 
