@@ -1,0 +1,150 @@
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from edge_node.policy import JobFacts, Policy, cohort_policy, judge, manifest_warnings
+from edge_node.policy_file import load_policy
+from privacy.errors import PeerError, Reason, UsageError
+from tests.support.site_simulation import make_manifest
+
+SAMPLE = Path(__file__).parents[3] / "docs" / "samples" / "policy.toml"
+APP = "ab" * 32
+BASE = f"""
+modes = ["record-distributed"]
+allowed_apps = ["sha256:{APP}"]
+datasets = ["credit"]
+max_epsilon_per_job = 3.0
+max_delta_dp = 1e-5
+"""
+GOOD = JobFacts(
+    mode="record-distributed",
+    dataset="credit",
+    dataset_known=True,
+    app_sha256=APP,
+    epsilon=3.0,
+    delta_dp=1e-5,
+    noise_multiplier=0.8,
+    sandboxed=True,
+)
+
+
+def load(tmp_path, text):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    return load_policy(path)
+
+
+def test_the_sample_loads():
+    policy = load_policy(SAMPLE)
+    assert policy.budgets[0].dataset_id == "loans-2026"
+    assert not policy.allow_no_dp
+    assert policy.min_honest == 3
+
+
+def test_a_missing_file_refuses_every_job_and_says_why(tmp_path):
+    policy = load_policy(tmp_path / "policy.toml")
+    with pytest.raises(PeerError, match="no policy file") as caught:
+        judge(policy, GOOD)
+    assert caught.value.reason is Reason.POLICY
+
+
+def test_a_job_within_every_rule_passes(tmp_path):
+    judge(load(tmp_path, BASE), GOOD)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"mode": "none"}, "modes"),
+        ({"dataset": "payroll"}, "datasets"),
+        ({"dataset_known": False}, "datasets"),
+        ({"app_sha256": "cd" * 32}, "allowed_apps"),
+        ({"epsilon": 3.01}, "max_epsilon_per_job"),
+        ({"epsilon": math.inf}, "max_epsilon_per_job"),
+        ({"epsilon": math.nan}, "max_epsilon_per_job"),
+        ({"delta_dp": 1e-4}, "max_delta_dp"),
+        ({"noise_multiplier": 0.2}, "min_noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "min_noise_multiplier"),
+    ],
+)
+def test_each_rule_refuses_by_its_name(tmp_path, change, rule):
+    with pytest.raises(PeerError, match=f"by rule {rule}") as caught:
+        judge(load(tmp_path, BASE), dataclasses.replace(GOOD, **change))
+    assert caught.value.reason is Reason.POLICY
+
+
+def test_a_required_sandbox_is_required(tmp_path):
+    policy = load(tmp_path, BASE + "require_sandbox = true\n")
+    judge(policy, GOOD)
+    with pytest.raises(PeerError, match="require_sandbox"):
+        judge(policy, dataclasses.replace(GOOD, sandboxed=False))
+
+
+def test_mode_none_needs_both_words_of_the_administrator(tmp_path):
+    listed = BASE.replace('["record-distributed"]', '["record-distributed", "none"]')
+    with pytest.raises(UsageError, match="allow_no_dp"):
+        load(tmp_path, listed)
+    plain = dataclasses.replace(GOOD, mode="none", epsilon=math.inf, noise_multiplier=0.0)
+    judge(load(tmp_path, listed + "allow_no_dp = true\n"), plain)
+    with pytest.raises(PeerError):
+        judge(Policy(modes=("none",), datasets=("credit",)), plain)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (BASE + "max_epsilon = 5\n", "max_epsilon_per_job"),
+        (BASE.replace("allowed_apps", "allowed_app"), "allowed_apps"),
+        (BASE + "[budgets.credit]\nepsilons = 1\n", "epsilon"),
+    ],
+)
+def test_an_unknown_key_is_an_error_and_the_closest_named(tmp_path, text, word):
+    with pytest.raises(UsageError, match="unknown key") as caught:
+        load(tmp_path, text)
+    assert repr(word) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BASE.replace("3.0", '"lots"'),
+        BASE.replace(f"sha256:{APP}", APP),
+        BASE.replace('["credit"]', '"credit"'),
+        BASE.replace("record-distributed", "site"),
+        BASE + "min_honest = 1\n",
+        BASE + "min_honest = 2\n",
+        BASE + "[budgets.credit]\nepsilon = 0.0\ndelta_dp = 1e-5\n",
+        BASE + "[budgets.credit]\nepsilon = 1.0\n",
+        BASE + "[budgets.credit]\nepsilon = 0.5\ndelta_dp = 1e-5\nalpha = 2\n",
+        BASE + "[budgets.credit]\nepsilon = 1.0\ndelta_dp = 1e-5\nunit = 'user'\n",
+    ],
+)
+def test_a_value_that_protects_nobody_is_refused_at_load(tmp_path, text):
+    with pytest.raises(UsageError):
+        load(tmp_path, text)
+
+
+def test_a_small_cohort_needs_explicit_consent(tmp_path):
+    policy = load(tmp_path, BASE + "min_honest = 2\nsmall_cohort_consent = true\n")
+    assert policy.min_honest == 2
+
+
+def test_cohort_rules_come_from_the_manifest_and_the_policy():
+    manifest, _ = make_manifest([f"bank-{c}" for c in "abcde"])
+    rules = cohort_policy(Policy(min_cohort=5, min_pinned_peers=4), manifest, "none", frozenset())
+    assert (rules.colluders, rules.min_survivors, rules.own_floor) == (1, 4, 5)
+    assert rules.min_pinned_peers == 4
+    assert rules.previous_survivors == frozenset()
+    private = cohort_policy(Policy(), manifest, "record-distributed", frozenset())
+    assert private.previous_survivors is None
+    adjacent = cohort_policy(Policy(allow_adjacent_cohorts=True), manifest, "none", frozenset())
+    assert adjacent.previous_survivors is None
+
+
+def test_a_policy_that_will_stop_rounds_warns_at_start():
+    manifest, _ = make_manifest([f"bank-{c}" for c in "abcde"], min_survivors=4)
+    assert manifest_warnings(Policy(), manifest) == []
+    assert "min_cohort 5" in manifest_warnings(Policy(min_cohort=5), manifest)[0]
+    assert "every attempt will be refused" in manifest_warnings(Policy(min_honest=4), manifest)[0]
