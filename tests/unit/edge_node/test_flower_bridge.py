@@ -2,12 +2,12 @@
 
 import socket
 
-import flwr.supercore.task_identity as task_identity
 import numpy as np
 import pytest
 import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
+from flwr.supercore import task_identity
 from torch import nn
 
 from edge_node.batch_port import BatchPort, DaemonGoneError

@@ -123,7 +123,9 @@ def attack(tmp_path, site, listener, unix_path, covered):
     hidden = (site, covered)
 
     async def scenario():
-        trainer = make_trainer(app, mode=SandboxMode.REQUIRED, hidden=hidden, memory_mib=2048)
+        trainer = make_trainer(
+            app, per_record=False, mode=SandboxMode.REQUIRED, hidden=hidden, memory_mib=2048
+        )
         with pytest.raises(TrainerFailure) as caught:
             await trainer.start()
         return caught.value
@@ -195,13 +197,13 @@ def leave_out(monkeypatch, landlock):
 
 def attack_the_fallback(tmp_path, site):
     async def scenario():
-        trainer = make_trainer(write_app(tmp_path), hidden=(site,))
+        trainer = make_trainer(write_app(tmp_path), per_record=False, hidden=(site,))
         report = await trainer.start()
         await trainer.stop()
         facts = f"import os\nDAEMON = {os.getpid()}\nSITE = {str(site)!r}\n"
         app = write_app(tmp_path, task=facts + FALLBACK)
         with pytest.raises(TrainerFailure) as caught:
-            await make_trainer(app, memory_mib=2048, hidden=(site,)).start()
+            await make_trainer(app, per_record=False, memory_mib=2048, hidden=(site,)).start()
         return report, outcomes_of(caught.value)
 
     report, outcomes = asyncio.run(scenario())
@@ -224,7 +226,7 @@ def test_a_hidden_folder_inside_a_shown_one_is_told_where_it_cannot_be_covered(
     inside = Path(pytest.__file__).parent
 
     async def scenario():
-        trainer = make_trainer(write_app(tmp_path), hidden=(inside,))
+        trainer = make_trainer(write_app(tmp_path), per_record=False, hidden=(inside,))
         report = await trainer.start()
         await trainer.stop()
         return report
@@ -248,7 +250,7 @@ def test_required_refuses_before_a_line_of_the_app_runs(tmp_path, monkeypatch):
     app = write_app(tmp_path, task="print('the app ran')\n" + LINEAR)
 
     async def scenario():
-        trainer = make_trainer(app, mode=SandboxMode.REQUIRED, log_path=log)
+        trainer = make_trainer(app, per_record=False, mode=SandboxMode.REQUIRED, log_path=log)
         with pytest.raises(UsageError) as caught:
             await trainer.start()
         return str(caught.value)

@@ -36,16 +36,28 @@ def run(program, architecture, number, arguments=()):
                 pytest.fail(f"unknown instruction {operation:#x}")
 
 
+# Name: number on (x86_64, aarch64).
+BOTH = {
+    "read": (0, 63),
+    "futex": (202, 98),
+    "mmap": (9, 222),
+    "socket": (41, 198),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "fork": (57, None),
+    "execve": (59, 221),
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "prlimit64": (302, 261),
+    "memfd_create": (319, 279),
+    "ptrace": (101, 117),
+    "mount": (165, 40),
+    "unshare": (272, 97),
+}
 NUMBERS = {
-    "x86_64": dict(
-        read=0, futex=202, mmap=9, socket=41, clone=56, clone3=435, fork=57, execve=59, kill=62,
-        tgkill=234, prlimit64=302, memfd_create=319, ptrace=101, mount=165, unshare=272,
-    ),
-    "aarch64": dict(
-        read=63, futex=98, mmap=222, socket=198, clone=220, clone3=435, execve=221, kill=129,
-        tgkill=131, prlimit64=261, memfd_create=279, ptrace=117, mount=40, unshare=97,
-    ),
-}  # fmt: skip
+    machine: {name: pair[column] for name, pair in BOTH.items() if pair[column] is not None}
+    for column, machine in enumerate(ARCHITECTURE)
+}
 AF_UNIX, AF_INET = 1, 2
 THREAD = 0x3D0F00  # what glibc asks for when it starts a thread
 

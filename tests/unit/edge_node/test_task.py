@@ -51,7 +51,7 @@ def test_metrics_are_optional(tmp_path):
     ],
 )
 def test_modules_that_mix_records_are_refused_by_name(tmp_path, module):
-    with pytest.raises(TaskError, match="mixes the records.*GroupNorm"):
+    with pytest.raises(TaskError, match=r"mixes the records.*GroupNorm"):
         load(tmp_path, GOOD.replace("nn.Linear(2, 1)", module))
 
 
