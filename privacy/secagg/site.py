@@ -330,7 +330,7 @@ class SiteAttempt:
 
     def _on_abort_request(self, event: AbortRequest) -> list[SiteCommand]:
         state = self._state
-        if self._over:
+        if self._over or state.is_aborted:
             return state.slot_three()
         if self._dying:
             return []

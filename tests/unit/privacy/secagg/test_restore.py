@@ -1,10 +1,14 @@
 """A crash at every slot, before and after its transaction: the same bytes, one charge, no reuse."""
 
+from dataclasses import replace
+
 import pytest
 
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg.commands import Erase, Sign, Step, Tick
+from privacy.secagg.commands import Erase, MaskAndUpload, Send, Sign, Step, Tick
 from privacy.secagg.messages import AbortRequest, AbortSignature, SurvivorSignature
+from privacy.secagg.retry import RetryPermit
+from privacy.secagg.site import SiteAttempt
 from tests.support.secagg_harness import NOW_S, Federation, refused, seed, with_config
 
 ALL = (1, 2, 3, 4, 5)
@@ -83,6 +87,31 @@ def test_a_dead_attempt_stays_dead_after_a_restart():
     with pytest.raises(PeerError, match="stopped"):
         site.feed(messages[1])
     assert site.feed(AbortRequest(federation.context.digest(), "stop")) == [abort]
+
+
+def test_a_restored_abort_is_given_again_even_before_resume():
+    federation = Federation(5)
+    site = federation.site(1)
+    site.feed(inputs()[0])
+    request = AbortRequest(federation.context.digest(), "stop")
+    (abort,) = site.feed(request)
+    attempt = SiteAttempt.restore(site.config, site.own, None, site.slots, NOW_S)
+    assert [command.message for command in attempt.handle(request, NOW_S)] == [abort]
+    ends = attempt.handle(Tick(), attempt.next_deadline_s())
+    assert [type(command) for command in ends] == [Send, Erase], "its Abort was given before"
+
+
+def test_a_permit_that_was_used_is_not_asked_for_again():
+    # Once slot 2 is written, this attempt is itself the last that sent the update.
+    federation = Federation(5)
+    site = federation.site(1)
+    messages = inputs()
+    site.feed(messages[0])
+    site.feed(messages[1])
+    config = replace(site.config, last_sent=(7, 1))
+    used = RetryPermit(7, 0, config.update_digest())
+    attempt = SiteAttempt.restore(config, site.own, site.secrets, site.slots, NOW_S, used)
+    assert isinstance(attempt.resume()[0], MaskAndUpload)
 
 
 def test_a_crash_while_the_abort_is_written_leaves_the_slot_free_or_aborted():

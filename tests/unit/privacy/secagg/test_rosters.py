@@ -7,7 +7,8 @@ import pytest
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import commands as c
 from privacy.secagg import statements
-from privacy.secagg.keys import P256, make_bundle
+from privacy.secagg.cohort import admit
+from privacy.secagg.keys import P256, X25519, make_bundle
 from privacy.secagg.messages import (
     BaseVersion,
     Roster,
@@ -243,3 +244,15 @@ def test_roster_equivocation_is_caught_in_step_2():
     dealt[5] = other.site(5).feed(second)[0]
     refused(federation.site(1), federation.delivery(dealt, 1), Reason.BAD_SIGNATURE)
     assert federation.site(1).charges == 0
+
+
+def test_admission_itself_checks_the_context():
+    # The machine drops such frames before; admission does not rely on that.
+    federation = Federation(5)
+    site = federation.site(1)
+    config = replace(site.config, context=replace(federation.context, attempt=2))
+    with pytest.raises(PeerError, match="wrong-context"):
+        admit(federation.roster, config, site.own, NOW_S)
+    config = replace(site.config, suite=X25519)
+    with pytest.raises(PeerError, match="wrong-context"):
+        admit(federation.roster, config, site.own, NOW_S)
