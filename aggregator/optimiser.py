@@ -122,7 +122,7 @@ class Optimiser:
         tensors: dict[str, NDArray[np.floating]] = {}
         for attribute in _STATE_FIELDS[self._name]:
             for name, array in (getattr(self._strategy, attribute) or {}).items():
-                tensors[f"{attribute}/{name}"] = np.ascontiguousarray(array)
+                tensors[f"{attribute}/{name}"] = np.asarray(array, order="C")
         return save(tensors, {"strategy": self._name})
 
     def restore(self, state: bytes) -> None:

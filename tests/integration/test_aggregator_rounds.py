@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from tests.support.live_aggregator import NONE, RECORD, SPEC, federation, job_toml
+from tests.support.live_aggregator import RECORD, SPEC, federation, job_toml
 
 
 def deltas(index):
@@ -41,5 +41,131 @@ def test_a_plain_job_gives_the_mean_of_the_sites_deltas(tmp_path):
             assert all(site.rounds_in == 4 and site.bytes_up > 4000 for site in job.sites)
             await asyncio.sleep(0.05)
             assert all(len(site.ended) == 1 for site in live.sites)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "message", ["TrainRequest", "Roster", "ShareDelivery", "SurvivorSet", "SurvivorQuorum"]
+)
+def test_a_site_that_vanishes_at_any_step_costs_nothing(tmp_path, message):
+    async def scenario():
+        async with federation(tmp_path, delta_of=deltas) as live:
+            live.sites[2].vanish_on = message
+            job = await live.watch(await live.submit(job_toml(rounds=2)))
+            assert (job.state, job.attempts_aborted) == ("finished", 0)
+            by_name = {site.site_id: site for site in job.sites}
+            # After the upload an update is in the sum, whether or not its site is still there.
+            uploaded = message in ("SurvivorSet", "SurvivorQuorum")
+            assert by_name["bank-3"].rounds_in == uploaded
+            assert all(by_name[f"bank-{i}"].rounds_in == 2 for i in (1, 2, 4, 5))
+            tensors = load(await live.export(job.job_id))
+            flat = np.concatenate([tensors[t.name].ravel() for t in SPEC.tensors])
+            first = [0, 1, 2, 3, 4] if uploaded else [0, 1, 3, 4]
+            expected = np.mean([deltas(i)(0, SPEC.length) for i in first], axis=0)
+            expected += np.mean([deltas(i)(1, SPEC.length) for i in [0, 1, 3, 4]], axis=0)
+            np.testing.assert_allclose(flat, expected, atol=1e-6)
+
+    run(scenario())
+
+
+def test_two_losses_abort_and_the_round_goes_on_when_they_are_back(tmp_path):
+    async def scenario():
+        async with federation(tmp_path, delta_of=deltas) as live:
+            lost = live.sites[:2]
+            for site in lost:
+                site.vanish_on = "ShareDelivery"
+            job_id = await live.submit(job_toml(rounds=2))
+            job = await live.watch(job_id, lambda job: job.attempts_aborted == 1)
+            assert job.round == 0
+            for site in lost:
+                await site.dead.wait()
+            job = await live.watch(job_id, lambda job: "STALLED" in job.detail)
+            assert "needs 4 sites" in job.detail
+            for site in lost:
+                live.connect(site)
+            job = await live.watch(job_id)
+            assert (job.state, job.round) == ("finished", 2)
+            tensors = load(await live.export(job_id))
+            flat = np.concatenate([tensors[t.name].ravel() for t in SPEC.tensors])
+            np.testing.assert_allclose(flat, mean_of(2, range(5)), atol=1e-6)
+
+    run(scenario())
+
+
+def test_a_job_goes_on_after_a_crash_as_if_nothing_had_happened(tmp_path):
+    """FedAdam with its state: the crashed and resumed job ends in the same bits."""
+    toml = job_toml(
+        rounds=6, strategy="FedAdam", options="[strategy.options]\neta = 0.05\nbeta_1 = 0.8"
+    )
+
+    async def undisturbed():
+        async with federation(tmp_path / "a", delta_of=deltas) as live:
+            job_id = await live.submit(toml)
+            await live.watch(job_id)
+            return await live.export(job_id)
+
+    async def crashed():
+        async with federation(tmp_path / "b", delta_of=deltas) as live:
+            job_id = await live.submit(toml)
+            await live.watch(job_id, lambda job: job.round >= 2)
+            await live.restart()
+            for site in live.sites:
+                live.connect(site)
+            job = await live.watch(job_id)
+            assert (job.state, job.round) == ("finished", 6)
+            assert all(len(site.offers) == 1 for site in live.sites)
+            return await live.export(job_id)
+
+    left, right = load(run(undisturbed())), load(run(crashed()))
+    for name, tensor in left.items():
+        np.testing.assert_array_equal(tensor, right[name])
+
+
+def test_a_private_job_runs_and_says_so_in_the_model(tmp_path):
+    async def scenario():
+        async with federation(tmp_path, delta_of=deltas) as live:
+            job_id = await live.submit(job_toml(rounds=2, privacy=RECORD))
+            job = await live.watch(job_id)
+            assert (job.state, job.mode, job.unit) == ("finished", "record-distributed", "record")
+            assert job.delta_dp == 1e-5
+            assert all(site.epsilon == 0.5 and site.train_s > 0 for site in job.sites)
+            raw = await live.export(job_id)
+            header = raw[8 : 8 + int.from_bytes(raw[:8], "little")].decode()
+            for text in (job_id, '"epsilon":"0.5"', '"rounds":"2"', '"delta_dp":"1e-05"'):
+                assert text in header
+            sums = live.coordinator._jobs.recent_metric_sums(job_id, 5)
+            assert sums == [[], []]
+
+    run(scenario())
+
+
+def test_sites_that_fail_to_train_end_the_job_with_their_reason(tmp_path):
+    async def scenario():
+        async with federation(tmp_path, delta_of=deltas) as live:
+            for site in live.sites:
+                site.not_ready = ("trainer-failed", "KeyError: 'income'")
+            job = await live.watch(await live.submit(job_toml(attempts=3)))
+            assert job.state == "failed"
+            assert "KeyError: 'income'" in job.detail
+            assert all(len(site.requests) == 3 for site in live.sites)
+
+    run(scenario())
+
+
+def test_exhausted_budgets_end_the_job_when_too_few_are_left(tmp_path):
+    async def scenario():
+        async with federation(tmp_path, delta_of=deltas) as live:
+            live.sites[0].not_ready = ("budget-exhausted", "3.0 of 3.0 spent")
+            job_id = await live.submit(job_toml(rounds=2))
+            job = await live.watch(job_id)
+            assert job.state == "finished"
+            assert len(live.sites[0].requests) == 1
+            for site in live.sites[:2]:
+                site.not_ready = ("budget-exhausted", "3.0 of 3.0 spent")
+            job = await live.watch(await live.submit(job_toml(rounds=2)))
+            assert job.state == "failed"
+            assert "3.0 of 3.0 spent" in job.detail
+            assert "bank-2" in job.detail
 
     run(scenario())

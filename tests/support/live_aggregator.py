@@ -53,10 +53,25 @@ expected_batch_size = 100
 noise_multiplier = 1.0"""
 
 
-def job_toml(rounds=3, privacy=NONE, strategy="FedAvg", target=5, deadline=30.0, attempts=5,
-             options="", local=True):
-    text = JOB.format(rounds=rounds, privacy=privacy, strategy=strategy, target=target,
-                      deadline=deadline, attempts=attempts, options=options)
+def job_toml(
+    rounds=3,
+    privacy=NONE,
+    strategy="FedAvg",
+    target=5,
+    deadline=30.0,
+    attempts=5,
+    options="",
+    local=True,
+):
+    text = JOB.format(
+        rounds=rounds,
+        privacy=privacy,
+        strategy=strategy,
+        target=target,
+        deadline=deadline,
+        attempts=attempts,
+        options=options,
+    )
     if privacy == NONE and local:
         text += "[local]\nsteps = 1\nbatch_size = 8\nlearning_rate = 0.1\n"
     return text.encode()
@@ -113,9 +128,7 @@ class LiveAggregator:
         credentials = grpc.ssl_channel_credentials(
             self.authority.certificate_pem(), key_pem, certificate_pem
         )
-        return grpc.aio.secure_channel(
-            address or self.addresses["operator"], credentials, OPTIONS
-        )
+        return grpc.aio.secure_channel(address or self.addresses["operator"], credentials, OPTIONS)
 
     async def stop(self):
         self.coordinator.close()

@@ -52,6 +52,7 @@ class WireSite:
         self.refused = []
         self.requests = []
         self.aborts = 0
+        self.upload_refusals = []
         self.serial = 0
         self.secrets = {}
         self.attempts = {}
@@ -239,7 +240,10 @@ class WireSite:
         bits = self.plan.bits
         masked = masking.mask(self.update, terms, bits)
         packed = ring.pack(masked.values_d, bits)
-        await self.upload_bytes(attempt.cohort.ctx, packed)
+        try:
+            await self.upload_bytes(attempt.cohort.ctx, packed)
+        except grpc.aio.AioRpcError as error:
+            self.upload_refusals.append(dict(error.trailing_metadata())["tidegate-reason"])
 
     async def upload_bytes(self, ctx, packed, chunk=1 << 20, sha256=None, begin=0, end=None):
         digest = sha256 or hashlib.sha256(packed).digest()

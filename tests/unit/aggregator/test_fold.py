@@ -29,8 +29,9 @@ class Packed:
 
 def vectors(count, length, bits, seed=0):
     rng = np.random.default_rng(seed)
-    return [rng.integers(0, 1 << bits, length, dtype=np.uint64).astype(np.uint32)
-            for _ in range(count)]
+    return [
+        rng.integers(0, 1 << bits, length, dtype=np.uint64).astype(np.uint32) for _ in range(count)
+    ]
 
 
 def exact_sum(values, bits):

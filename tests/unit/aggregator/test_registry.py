@@ -27,9 +27,7 @@ class Consortium:
 
     def open(self, max_sites=10):
         self.store = Store(f"sqlite:///{self.folder / 'a.sqlite'}", self.folder)
-        self.registry = Registry(
-            self.store, self.authority, pki.spki_der(self.operator), max_sites
-        )
+        self.registry = Registry(self.store, self.authority, pki.spki_der(self.operator), max_sites)
 
     def restart(self):
         self.store.close()
