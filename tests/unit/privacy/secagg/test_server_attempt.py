@@ -6,9 +6,12 @@ import pytest
 
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import commands as c
+from privacy.secagg import statements
 from privacy.secagg.messages import (
     AbortRequest,
+    AbortSignature,
     Published,
+    RetryVote,
     Roster,
     ShareDelivery,
     SurvivorQuorum,
@@ -262,3 +265,48 @@ def test_replaying_the_journal_gives_the_same_commands(federation):
     federation.run({2: 1}, silent=True)
     again = Federation(5, timeouts=federation.timeouts).new_server()
     assert [again.handle(*entry) for entry in journal] == first
+
+
+def test_lost_dealers_do_not_make_up_u2(federation, server):
+    dealt = federation.deal_all()
+    for i in (4, 5):
+        server.handle(dealt[i], NOW_S)
+        commands = server.handle(c.SiteLost(federation.members[i - 1], Reason.TIMEOUT), NOW_S)
+    assert isinstance(commands[0], c.AbortAttempt)
+
+
+def test_the_order_of_arrival_does_not_matter(federation, server):
+    backwards = Federation(5)
+    outcome = backwards.run({2: 1}, silent=True, order=lambda replies: replies[::-1])
+    assert outcome.abort is None
+    assert outcome.total_D.tolist() == backwards.expected_D(outcome.survivors).tolist()
+    dealt = federation.deal_all()
+    for i in (5, 3, 1, 2, 4):
+        commands = server.handle(dealt[i], NOW_S)
+    for command in commands:
+        federation.sites[federation.members.index(command.site)].feed(command.message)
+    for i in (2, 5, 4, 1, 3):
+        commands = server.handle(uploaded(federation, i), NOW_S)
+    assert commands[-1].message == federation.survivor_set(range(1, 6), range(1, 6))
+
+
+def test_a_member_votes_once_for_the_retry_rule(federation, server):
+    # A malicious site signs both a U3 and the abort: it counts as one.
+    to_step(federation, server, 3)
+    everyone = federation.survivor_set(range(1, 6), range(1, 6))
+    (vote,) = federation.site(1).feed(everyone)
+    server.handle(vote, NOW_S)
+    ctx, rh = server.cohort.ctx, server.cohort.rh
+    signature = federation.site(1).key.sign(statements.abort_statement(ctx, rh))
+    server.handle(AbortSignature(ctx, federation.members[0], signature), NOW_S)
+    assert server.votes == (RetryVote(federation.members[0], signature),)
+
+
+def test_an_excluded_site_is_told_once(federation, server):
+    dealt = federation.deal_all()
+    for i in (1, 2, 3, 4):
+        server.handle(dealt[i], NOW_S)
+    told = server.handle(c.Tick(), NOW_S + 10.0)
+    assert federation.members[4] in [command.site for command in told]
+    commands = server.handle(c.SiteLost(federation.members[0], Reason.TIMEOUT), NOW_S + 11.0)
+    assert sent(commands, AbortRequest) == federation.members[1:4]
