@@ -6,15 +6,16 @@ accepted: its order alpha is then fixed from the administrator's word or the job
 before anything is charged (privacy.md, "Filter").
 """
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edge_node.policy import Policy
+from edge_node.policy import BudgetRule, Policy
 from edge_node.store import Store
 from edge_node.store_schema import StoredLedger
-from privacy.accounting.budget import Budget
-from privacy.accounting.calibration import best_alpha
+from privacy.accounting.accountant import ORDERS
+from privacy.accounting.budget import Budget, Tally
 from privacy.accounting.chain import Anchor, LedgerEntry, Occasion, canonical_json
 from privacy.accounting.events import Event, NoDpEvent
 from privacy.accounting.ledger import LedgerState, replay
@@ -77,7 +78,7 @@ class Ledgers:
         Args:
             policy: Declares the budget.
             dataset_id: What is charged.
-            plan: All steps of the first job, from its public plan: chooses alpha if it is open.
+            plan: What a step of the first job costs, from its public plan: chooses alpha if open.
 
         Raises:
             PeerError: POLICY: no budget is declared, or it was changed after it was made.
@@ -100,11 +101,7 @@ class Ledgers:
                     " ledger was made with; a budget is fixed once made: restore it",
                 )
             return
-        alpha = rule.alpha
-        if alpha is None:
-            private = not isinstance(plan, NoDpEvent)
-            rows = rule.max_rows_per_user or 1
-            alpha = best_alpha([plan], rule.delta_dp, rule.unit, rows) if private else _PLAIN_ALPHA
+        alpha = rule.alpha or _lasting_alpha(rule, plan)
         budget = rule.budget(alpha, allow_no_dp=policy.allow_no_dp)
         opened = LedgerState.open(self._site_id, [budget])
         self._store.add_budget(dataset_id, canonical_json([budget.to_dict()]), opened.head)
@@ -146,6 +143,29 @@ class Ledgers:
             return self._states[dataset_id]
         except KeyError:
             raise UsageError(f"data set id {dataset_id!r} has no ledger yet") from None
+
+
+def _lasting_alpha(rule: BudgetRule, plan: Event) -> int:
+    """Choose the order at which the budget carries the most steps of a public plan.
+
+    Raises:
+        PeerError: BUDGET_EXHAUSTED: not one step fits at any order.
+    """
+    if isinstance(plan, NoDpEvent):
+        return _PLAIN_ALPHA
+    most, chosen = 0, 0
+    for alpha in ORDERS:
+        with contextlib.suppress(UsageError):  # this order alone costs more than the budget
+            steps = Tally(rule.budget(alpha, allow_no_dp=False)).steps_that_fit(plan)
+            if steps > most:
+                most, chosen = steps, alpha
+    if not chosen:
+        raise PeerError(
+            Reason.BUDGET_EXHAUSTED,
+            f"the budget of {rule.dataset_id!r}, epsilon {rule.epsilon:g} at delta_dp"
+            f" {rule.delta_dp:g}, does not carry one step of this job",
+        )
+    return chosen
 
 
 def open_ledger(site_id: str, stored: StoredLedger) -> LedgerState:

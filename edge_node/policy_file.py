@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from edge_node.policy import MODES, BudgetRule, Policy
+from privacy.accounting.budget import MAX_EPSILON
 from privacy.errors import UsageError
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, LEAST_HONEST
 from tidegate.toml_table import Span, Table
@@ -77,7 +78,7 @@ def _budget(name: str, table: Table) -> BudgetRule:
     rows = "max_rows_per_user"
     rule = BudgetRule(
         dataset_id=name,
-        epsilon=table.number("epsilon", Span(0, 100, open_low=True)),
+        epsilon=table.number("epsilon", Span(0, MAX_EPSILON, open_low=True)),
         delta_dp=table.number("delta_dp", Span(0, 1, open_low=True, open_high=True)),
         unit="user" if by_user else "record",
         alpha=table.whole("alpha", Span(2, _MAX_ALPHA)) if table.has("alpha") else None,

@@ -1,13 +1,14 @@
 """Sites as the participant knows them, and one aggregator, all in memory and in virtual time.
 
 ``SimSite`` is a participant with a shell that carries its commands out on dictionaries; what the
-daemon does with files and gRPC, it does with lists. ``SimAggregator`` runs rounds over them with the
-real ``ServerAttempt``. Every random byte derives from a name.
+daemon does with files and gRPC, it does with lists. ``SimAggregator`` runs rounds over them with
+the real ``ServerAttempt``. Every random byte derives from a name.
 """
 
 import contextlib
 import hashlib
 from collections import deque
+from typing import ClassVar
 
 import numpy as np
 
@@ -285,7 +286,7 @@ class SimAggregator:
 class _Run:
     """One attempt in progress."""
 
-    KINDS = {
+    KINDS: ClassVar = {
         m.DealtShares: "shares",
         m.SurvivorSignature: "u3",
         m.UnmaskShares: "unmask",

@@ -85,7 +85,7 @@ def test_a_wrong_value_is_refused_by_name(tmp_path, text, word):
 
 
 def test_a_missing_file_is_one_clear_sentence(tmp_path):
-    with pytest.raises(UsageError, match="cannot read .*No such file"):
+    with pytest.raises(UsageError, match=r"cannot read .*No such file"):
         load_config(tmp_path / "none.toml")
 
 

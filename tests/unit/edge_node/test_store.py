@@ -275,7 +275,7 @@ def test_a_lost_mirror_is_refused_once_there_is_something_to_lose(site):
     begin(store)
     store.close()
     site.mirror.unlink()
-    with pytest.raises(UsageError, match="mirror file .* missing"):
+    with pytest.raises(UsageError, match=r"mirror file .* missing"):
         site.open()
 
 
