@@ -153,7 +153,7 @@ def _measure(
 
     from aggregator.cli import baselines, report  # noqa: PLC0415
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two threads that contend are slower than one
     job = history[-1]
     model_file = options.folder / "model.safetensors"
     released = baselines.load_flat(task, load_file(model_file))
