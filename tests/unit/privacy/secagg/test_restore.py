@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg import slots
 from privacy.secagg.commands import Erase, MaskAndUpload, Send, Sign, Step, Tick
 from privacy.secagg.messages import AbortRequest, AbortSignature, SurvivorSignature
 from privacy.secagg.retry import RetryPermit
@@ -171,6 +172,18 @@ def test_a_damaged_slot_stops_the_site():
     )
     with pytest.raises(UsageError):
         site.restart()
+
+
+def test_a_slot_is_read_back_only_under_its_own_step():
+    federation = Federation(5)
+    site = federation.site(1)
+    for message in inputs():
+        site.feed(message)
+    for step in Step:
+        assert slots.decode(step, site.slots[step]).encode() == site.slots[step]
+        for other in set(Step) - {step}:
+            with pytest.raises(UsageError, match="not what was committed"):
+                slots.decode(other, site.slots[step])
 
 
 def test_a_missing_slot_stops_the_site():
