@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from edge_node.local_round import LocalRound
 from edge_node.upload import MaskedBytes
+from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.secagg.site import SiteSecrets
 
@@ -27,6 +28,17 @@ class Bench:
     masked: dict[bytes, MaskedBytes] = field(default_factory=dict)
     joining: dict[bytes, tuple[int, SiteSecrets]] = field(default_factory=dict, repr=False)
     models: dict[str, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
+
+    def update_of(self, ctx: bytes) -> NoisedUpdate:
+        """Give the update that an attempt was charged for.
+
+        Raises:
+            PeerError: STOPPED: it is gone.
+        """
+        update = self.charged.get(ctx)
+        if update is None:
+            raise PeerError(Reason.STOPPED, "the update of this attempt is gone at the site")
+        return update
 
     def forget_attempt(self, ctx: bytes) -> None:
         """Drop what belongs to one attempt."""

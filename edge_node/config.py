@@ -210,6 +210,6 @@ def _session(table: Table) -> SessionSettings:
     return SessionSettings(
         backoff_s=table.number("backoff_s", wait, base.backoff_s),
         backoff_max_s=table.number("backoff_max_s", wait, base.backoff_max_s),
-        keepalive_s=table.number("keepalive_s", Span(1, 7200), base.keepalive_s),
+        keepalive_s=table.number("keepalive_s", Span(10, 7200), base.keepalive_s),
         connect_timeout_s=table.number("connect_timeout_s", Span(0.1, 600), base.connect_timeout_s),
     )

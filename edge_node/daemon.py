@@ -426,7 +426,7 @@ class EdgeNode:
             masked = self._bench.masked.get(ctx)
             resume = masked is not None
             if masked is None:
-                update = self._bench.charged[ctx]
+                update = self._bench.update_of(ctx)
                 masked = await mask_update(update, command.terms, command.ring_bits)
                 self._bench.masked[ctx] = masked
             await send_update(self._link, ctx, masked, resume=resume)

@@ -199,7 +199,7 @@ class SimAggregator:
         self.sites = {name: SimSite(name, policy=policies.get(name)) for name in names}
         self.by_me = {site.me: site for site in self.sites.values()}
         self.stock = {site.me: deque() for site in self.sites.values()}
-        self.heads = {}
+        self.delivered = []
         self.version = 0
         self.job_id = "job-1"
         self.attempt = 0
@@ -355,4 +355,5 @@ class _Run:
             members = self.attempt.cohort.members
             indices = tuple(members.index(s) + 1 for s in sorted(self.survivors))
             message = m.AttemptResult(self.ctx, message.transcript_hash, indices)
+        self.aggregator.delivered.append((me, message))
         self.aggregator.by_me[me].feed(message)
