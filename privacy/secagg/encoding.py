@@ -5,6 +5,7 @@ and key derivation, so a value made for one purpose never serves another.
 """
 
 import hashlib
+import struct
 from enum import StrEnum
 
 from privacy.errors import PeerError, Reason
@@ -12,7 +13,7 @@ from privacy.errors import PeerError, Reason
 SIGNED_PREFIX = b"tidegate/sa/1 signature\x00"
 """Every signed message starts with it: a pinned key signs nothing else that looks like one."""
 
-_HEADER_BYTES = 9
+_HEADER = struct.Struct(">cQ")
 _MAX_PARTS = 1_000_000
 
 
@@ -56,16 +57,17 @@ def enc(*parts: str | bytes | int) -> bytes:
     Each part is a type tag, an eight-byte big-endian length and its bytes; integers are unsigned
     and of minimal length.
     """
-    out = bytearray()
+    pieces: list[bytes] = []
     for part in parts:
         if isinstance(part, bytes):
-            tag, raw = b"b", part
+            pieces += (_HEADER.pack(b"b", len(part)), part)
         elif isinstance(part, str):
-            tag, raw = b"s", part.encode()
+            raw = part.encode()
+            pieces += (_HEADER.pack(b"s", len(raw)), raw)
         else:
-            tag, raw = b"i", part.to_bytes((part.bit_length() + 7) // 8, "big")
-        out += tag + len(raw).to_bytes(8, "big") + raw
-    return bytes(out)
+            raw = part.to_bytes((part.bit_length() + 7) // 8, "big")
+            pieces += (_HEADER.pack(b"i", len(raw)), raw)
+    return b"".join(pieces)
 
 
 def dec(encoded: bytes) -> tuple[str | bytes | int, ...]:
@@ -77,7 +79,7 @@ def dec(encoded: bytes) -> tuple[str | bytes | int, ...]:
     parts: list[str | bytes | int] = []
     at = 0
     while at < len(encoded):
-        start = at + _HEADER_BYTES
+        start = at + _HEADER.size
         end = start + int.from_bytes(encoded[at + 1 : start], "big")
         if start > len(encoded) or end > len(encoded) or len(parts) >= _MAX_PARTS:
             raise PeerError(Reason.MALFORMED, f"encoding is cut off in part {len(parts)}")
