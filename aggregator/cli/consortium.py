@@ -7,9 +7,11 @@ happens in between.
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ from tidegate.v1 import operator_pb2
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 10.0
 TOKEN_VALID_S = 600
+BUDGET_FACTOR = 1.5
+MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder with a random name is made in it
 
 SITE_TOML = """\
 [site]
@@ -38,6 +42,7 @@ file = "policy.toml"
 
 [store]
 mirror_file = "generation"
+boot_key_folder = "{boot_keys}"
 
 [trainer]
 threads = 1
@@ -55,8 +60,9 @@ allowed_apps = ["sha256:{app}"]
 max_epsilon_per_job = {epsilon}
 max_delta_dp = {delta_dp}
 
+# The data set's whole budget leaves room for attempts that are charged and then aborted.
 [budgets.{dataset}]
-epsilon = {epsilon}
+epsilon = {budget}
 delta_dp = {delta_dp}
 """
 
@@ -72,14 +78,17 @@ class SitePlan:
     epsilon: float
     delta_dp: float
 
-    def write(self) -> None:
+    def write(self, boot_keys: Path) -> None:
         """Write site.toml and policy.toml beside the shard, as the site's administrator would."""
         files = {
-            "site.toml": SITE_TOML.format(site=self.site_id, dataset=self.dataset),
+            "site.toml": SITE_TOML.format(
+                site=self.site_id, dataset=self.dataset, boot_keys=boot_keys / self.site_id
+            ),
             "policy.toml": POLICY_TOML.format(
                 dataset=self.dataset,
                 app=self.app_sha256.hex(),
                 epsilon=self.epsilon,
+                budget=self.epsilon * BUDGET_FACTOR,
                 delta_dp=self.delta_dp,
             ),
         }
@@ -94,8 +103,11 @@ class Consortium:
     folder: Path
     say: Callable[[str], None]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _boot_keys: Path = field(init=False)
 
     def __enter__(self) -> Self:
+        memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+        self._boot_keys = Path(tempfile.mkdtemp(prefix="tidegate-demo-", dir=memory))
         return self
 
     def __exit__(
@@ -105,6 +117,7 @@ class Consortium:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        shutil.rmtree(self._boot_keys)
 
     def operator(self) -> OperatorFolder:
         """Return the operator's folder."""
@@ -124,7 +137,8 @@ class Consortium:
         """Let every site enrol by a one-time token of its own; keys are made at the site."""
         running = {}
         for site in sites:
-            site.write()
+            site.write(self._boot_keys)
+            (self._boot_keys / site.site_id).mkdir(mode=0o700)
             token = site.folder / "token"
             make_token(self.operator(), site.site_id, token, TOKEN_VALID_S)
             program = [*_edge_node(), "enrol", "--config", str(site.folder / "site.toml")]
