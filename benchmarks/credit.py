@@ -17,7 +17,7 @@ from typing import Any
 
 from aggregator.cli.output import table_of
 from benchmarks import figures
-from benchmarks.rounds import scratch_folders, terminated_like_interrupted
+from benchmarks.scratch import scratch_folders, terminated_like_interrupted
 
 DATA = Path(".venv") / "cache" / "whynot-0.12.0-py3-none-any.whl"
 STOP_LIMIT_S = 60.0

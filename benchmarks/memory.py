@@ -19,17 +19,20 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from safetensors.numpy import load_file
 
 from aggregator.cli.connection import operator_api
 from aggregator.cli.consortium import Consortium
+from aggregator.cli.jobs import write_chunks
 from aggregator.cli.output import data_size, table_of
 from aggregator.cli.sites import make_token
 from aggregator.cli.submission import Submission, requests_of
 from benchmarks import figures
 from benchmarks.job_text import with_values
 from benchmarks.process_cost import AGGREGATOR, peak_rss_bytes
-from benchmarks.rounds import min_survivors, scratch_folders, terminated_like_interrupted
-from benchmarks.simulated_site import SimulatedSite, enrol_site
+from benchmarks.rounds import min_survivors
+from benchmarks.scratch import scratch_folders, terminated_like_interrupted
+from benchmarks.simulated_site import SimulatedSite, constant_delta, enrol_site
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate import appbundle
 from tidegate.v1 import operator_pb2
@@ -134,7 +137,9 @@ def _measure(options: argparse.Namespace, count: int, folder: Path, out: Console
         if job.state != "finished":
             why = f"the job {job.state}: {job.detail} {' | '.join(job.log)}"
             raise RuntimeError(why) from thread.failure
-        return Figure(count, rss_idle, peak_rss_bytes(pid), seconds / job.round)
+        figure = Figure(count, rss_idle, peak_rss_bytes(pid), seconds / job.round)
+        _check_model(consortium, job, folder, options.length)
+        return figure
 
 
 def _submission(options: argparse.Namespace, sites: int) -> Submission:
@@ -175,6 +180,19 @@ def _run_job(consortium: Consortium, submission: Submission) -> Any:
             job = update.job
     consortium.check_alive()
     return job
+
+
+def _check_model(consortium: Consortium, job: Any, folder: Path, length: int) -> None:
+    """Refuse to report a run whose sums were wrong: every site moved every parameter alike."""
+    file = folder / "model.safetensors"
+    request = operator_pb2.ExportModelRequest(job_id=job.job_id)
+    with operator_api(consortium.operator()) as api:
+        write_chunks(api.ExportModel(request), file)
+    flat_D = load_file(file)["flat"]
+    file.unlink()
+    expected = job.round * constant_delta(1.0, length)
+    if flat_D.shape != (length,) or not np.allclose(flat_D, expected, rtol=1e-4, atol=0):
+        raise RuntimeError(f"the model is not {expected} everywhere: the sums were wrong")
 
 
 if __name__ == "__main__":

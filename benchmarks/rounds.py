@@ -15,16 +15,10 @@ site sent and was sent, mean of a site and round.
 """
 
 import argparse
-import os
-import signal
 import statistics
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -38,6 +32,7 @@ from benchmarks import figures, peer_flower
 from benchmarks.job_text import with_values
 from benchmarks.process_cost import AGGREGATOR, PARTS, cpu_s
 from benchmarks.round_clock import Pace, commit_times, steady_pace
+from benchmarks.scratch import scratch_folders, terminated_like_interrupted
 from tidegate.jobfile import JobFile, RecordPrivacy
 from tidegate.v1 import operator_pb2
 
@@ -46,7 +41,6 @@ COLUMNS = 32
 RECORDS = 2000
 SAMPLING_RATE = 0.02
 COLLUDERS = 1
-_RUNTIME_FOLDER = "XDG_RUNTIME_DIR"
 
 
 @dataclass(frozen=True)
@@ -90,41 +84,6 @@ def main() -> None:
             sys.exit(130)
     _show(result, out)
     figures.write_json(options.json, result)
-
-
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind like Ctrl-C, so that every process is ended either way."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def scratch_folders() -> Iterator[Path]:
-    """Give a folder that goes with the benchmark, and so does where sites keep their boot keys.
-
-    Boot keys lie in memory and survive the process by design; a benchmark's sites do not come back.
-    """
-    before = os.environ.get(_RUNTIME_FOLDER)
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - folders made by mkdtemp
-    with (
-        tempfile.TemporaryDirectory(prefix="tidegate-") as folder,
-        tempfile.TemporaryDirectory(prefix="tidegate-", dir=memory) as boot_keys,
-    ):
-        os.environ[_RUNTIME_FOLDER] = boot_keys
-        try:
-            yield Path(folder)
-        finally:
-            os.environ.pop(_RUNTIME_FOLDER)
-            if before is not None:
-                os.environ[_RUNTIME_FOLDER] = before
 
 
 def _ours(options: argparse.Namespace, scratch: Path, out: Console) -> dict[str, Any]:

@@ -10,6 +10,7 @@ that of a few chunks a site, whatever the length.
 import asyncio
 import hashlib
 import itertools
+import math
 import secrets
 import time
 from collections import deque
@@ -110,10 +111,9 @@ class MaskedConstant:
         return digest.digest()
 
 
-def constant_delta(plan: EncodingPlan) -> tuple[float, int]:
-    """Choose the delta of every coordinate: half the clipping norm; and its integer."""
-    value = plan.clip_gradient / (2 * plan.gradient_length**0.5)
-    return value, round(value * plan.scale)
+def constant_delta(clipping_norm: float, length: int) -> float:
+    """Give every coordinate of the delta: its norm is half the clipping norm."""
+    return clipping_norm / (2 * math.sqrt(length))
 
 
 def enrol_site(site_id: str, folder: Path, token: str) -> Credentials:
@@ -244,7 +244,7 @@ class SimulatedSite:
 
     async def _upload(self, link: Link, command: UploadUpdate) -> None:
         plan = self._plans[command.job_id]
-        value = constant_delta(plan)[1]
+        value = round(constant_delta(plan.clip_gradient, plan.gradient_length) * plan.scale)
         masked = MaskedConstant(value, plan.length, command.ring_bits, command.terms)
         sha256 = await asyncio.to_thread(masked.sha256)
 

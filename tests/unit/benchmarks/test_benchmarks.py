@@ -66,11 +66,11 @@ def test_pace_needs_rounds_past_the_warm_up():
 def test_chunked_masked_vector_is_that_of_the_real_pipeline(bits):
     length = CHUNK_VALUES + 41
     plan = encode.site_plan(length)
-    value, integer = constant_delta(plan)
+    value = constant_delta(plan.clip_gradient, length)
     delta = Delta(np.full(length, value, np.float32), plan.spec_digest)
     terms = (MaskTerm(b"a" * 32, 1), MaskTerm(b"b" * 32, -1))
     real = ring.pack(mask(encode_delta(plan, delta), terms, bits).values_d, bits)
-    masked = MaskedConstant(integer, length, bits, terms)
+    masked = MaskedConstant(round(value * plan.scale), length, bits, terms)
     assert len(real) == masked.size
     difference = ring.unpack(b"".join(masked.chunks()), length, bits).astype(np.int64)
     difference -= ring.unpack(real, length, bits)
