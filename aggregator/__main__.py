@@ -64,7 +64,7 @@ async def serve(config: AggregatorConfig) -> None:
         gc.freeze()  # what is loaded stays: neither rounds nor the exit need to walk through it
         await stop.wait()
         LOGGER.info("stopping")
-        coordinator.close()
+        await coordinator.close()
         await listeners.stop()
     finally:
         store.close()

@@ -21,8 +21,9 @@ from aggregator.cohort import CohortRule
 from aggregator.config import AggregatorConfig
 from aggregator.export import export_model
 from aggregator.fold import pick_device
-from aggregator.job_run import JobRun, Surroundings
+from aggregator.job_run import JobRun
 from aggregator.jobs import Job, JobState, JobStore
+from aggregator.live_attempt import Surroundings
 from aggregator.log import LOGGER
 from aggregator.progress import JobProgress
 from aggregator.registry import EnrolledSite, Registry, SealedManifest
@@ -53,6 +54,7 @@ from tidegate.requests import SubmitHeader
 
 _JOB_ID_BYTES = 4
 _WATCH_INTERVAL_S = 0.1
+_JOIN_WITHIN_S = 1.0
 
 
 class Coordinator:
@@ -72,6 +74,7 @@ class Coordinator:
         self._stock: BundleStock | None = None
         self._run: JobRun | None = None
         self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._thread: threading.Thread | None = None
         self._closing = False
 
     # --- life -------------------------------------------------------------------------------------
@@ -82,7 +85,7 @@ class Coordinator:
             self._make_stock(self.registry.sealed)
         self._start_next()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop working; a running job stays running in the store and is resumed at the start."""
         self._closing = True
         if self._run is not None:
@@ -93,6 +96,9 @@ class Coordinator:
             for event in watchers:
                 event.set()
         self._fold_thread.shutdown(wait=False, cancel_futures=True)
+        if self._thread is not None:
+            # A commit that has begun may end; a strategy that computes on is left behind.
+            await asyncio.to_thread(self._thread.join, _JOIN_WITHIN_S)
 
     # --- operator ---------------------------------------------------------------------------------
 
@@ -367,8 +373,10 @@ class Coordinator:
         self._run = run
         self._keep(replace(job, state=JobState.RUNNING, detail=""))
         run.start()
-        name = f"job-{job.job_id}"
-        threading.Thread(target=self._work, args=(runner, loop), name=name, daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._work, args=(runner, loop), name=f"job-{job.job_id}", daemon=True
+        )
+        self._thread.start()
         return True
 
     def _work(self, runner: JobRunner, loop: asyncio.AbstractEventLoop) -> None:

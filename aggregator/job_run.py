@@ -9,22 +9,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import torch
 from sqlalchemy.exc import SQLAlchemyError
 
-from aggregator.broadcast import ContentShelf, ModelVersion
-from aggregator.bundle_stock import BundleStock
+from aggregator.broadcast import ModelVersion
 from aggregator.cohort import CohortRule
-from aggregator.config import Timeouts
-from aggregator.fold import Fold
-from aggregator.jobs import Job, JobStore
+from aggregator.jobs import Job
+from aggregator.live_attempt import LiveAttempt, Surroundings, open_attempt
 from aggregator.log import LOGGER
+from aggregator.participants import Participants
 from aggregator.progress import JobProgress
-from aggregator.registry import SealedManifest
 from aggregator.round import (
     AttemptOpened,
     AttemptOver,
@@ -44,10 +39,8 @@ from aggregator.round import (
     SiteReady,
     Train,
 )
-from aggregator.sessions import Sessions, SiteSession, frame_of
-from aggregator.spool import Spool
+from aggregator.sessions import SiteSession, frame_of
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.planning import encoding_for_version
 from privacy.secagg.commands import (
     Blame,
     FoldUpload,
@@ -57,20 +50,15 @@ from privacy.secagg.commands import (
     UnmaskSum,
     UploadCompleted,
 )
-from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import (
     AbortSignature,
-    AttemptContext,
-    BaseVersion,
-    CohortPlan,
     DealtShares,
     Fingerprint,
-    MaskTerm,
     Published,
     SurvivorSignature,
     UnmaskShares,
 )
-from privacy.secagg.server import ServerAttempt, ServerConfig, StepTimeouts
+from privacy.secagg.server import ServerAttempt
 from tidegate.messages import (
     AggregatorMessage,
     AttemptFailed,
@@ -83,46 +71,6 @@ from tidegate.messages import (
     SiteMessage,
     TrainRequest,
 )
-
-_FOLD_INLINE_BYTES = 1 << 18
-"""Smaller uploads are folded on the loop: a thread would cost more than the work."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a running job uses of the process."""
-
-    sessions: Sessions
-    stock: BundleStock
-    spool: Spool
-    shelf: ContentShelf
-    jobs: JobStore
-    sealed: SealedManifest
-    timeouts: Timeouts
-    device: torch.device
-    fold_thread: Executor
-    kept_folder: Path | None
-
-
-@dataclass(eq=False)
-class LiveAttempt:
-    """The running attempt's side of the loop.
-
-    Attributes:
-        number: From 1, per round.
-        ctx: Names it.
-        members: Fingerprints, sorted; the index of SA-1 is the rank from 1.
-        fold: Its accumulator.
-        folding: Folds that a thread is still at.
-        terms: What takes the masks off, once known.
-    """
-
-    number: int
-    ctx: bytes
-    members: tuple[Fingerprint, ...]
-    fold: Fold
-    folding: list["Future[None]"] = field(default_factory=list)
-    terms: tuple[MaskTerm, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -163,18 +111,15 @@ class JobRun:
         self._around = around
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._suite = suite_named(manifest.suite)
-        self._members = {member.fingerprint(): member.site_id for member in manifest.members}
-        self._pinned = manifest.pinned()
+        self._members = around.members
         rules = job.file.round
         self.rule = CohortRule(
             manifest.colluders, manifest.min_survivors, rules.target_sites, rules.deadline_s
         )
         self.progress = JobProgress.from_json(job.progress, self._members.values())
-        self._accepted: set[Fingerprint] = set()
-        self._out: dict[Fingerprint, str] = {}
-        self._offered_s: dict[Fingerprint, float] = {}
-        self._waiting_for_bundle: set[Fingerprint] = set()
+        self._sites = Participants(
+            self._members, self.rule, lambda site: around.sessions.get(site) is not None
+        )
         self._offer = frame_of(
             JobOffer(
                 job.job_id,
@@ -257,7 +202,7 @@ class JobRun:
         job_id, shelf = self.job.job_id, self._around.shelf
         if self._model is not None and self._model.sha256 != model.sha256:
             shelf.withdraw(self._model.sha256)
-        shelf.put(model.sha256, model.data, self._accepted)
+        shelf.put(model.sha256, model.data, self._sites.accepted)
         self._model = model
         self._train_frame = frame_of(
             TrainRequest(
@@ -277,7 +222,7 @@ class JobRun:
         )
         self._round = Round(config, self._members)
         self._outcome = self._loop.create_future()
-        present = [s for s in self._accepted if self._is_here(s) and s not in passed_over]
+        present = [site for site in self._sites.here() if site not in passed_over]
         self._carry_out(self._round.begin(present, time.time()))
         self._drain()
         return await self._outcome
@@ -300,7 +245,7 @@ class JobRun:
     def site_connected(self, session: SiteSession) -> None:
         """Offer the job to a member, unless it says that it accepted already."""
         site = session.site.fingerprint
-        if site not in self._members or site in self._out:
+        if site not in self._members or self._sites.is_out(site):
             return
         if self.job.job_id in session.hello.jobs:
             self._accept(site)
@@ -308,13 +253,12 @@ class JobRun:
             self._offer_to(site)
 
     def site_disconnected(self, session: SiteSession, why: PeerError) -> None:
-        """Go on without a site; it may come back."""
+        """Go on without a site; it may come back, unless it was revoked."""
         site = session.site.fingerprint
-        self._waiting_for_bundle.discard(site)
-        self._offered_s.pop(site, None)
-        if site in self._accepted:
-            self._accepted.discard(site)
+        if self._sites.leave(site):
             self._feed(SiteLeft(site, why.reason))
+        if why.reason is Reason.REVOKED and site in self._members:
+            self._exclude(site, str(why), why.reason)
         self._look_for_cohort()
 
     def site_said(self, session: SiteSession, message: SiteMessage) -> None:
@@ -358,26 +302,25 @@ class JobRun:
 
     def bundles_arrived(self, site: Fingerprint) -> None:
         """Count a site as ready that only lacked a key bundle."""
-        if site in self._waiting_for_bundle:
-            self._waiting_for_bundle.discard(site)
+        if site in self._sites.lack_bundle:
+            self._sites.lack_bundle.discard(site)
             self._feed(SiteReady(site))
 
     def _offer_to(self, site: Fingerprint) -> None:
-        self._offered_s[site] = time.time()
+        self._sites.offer(site, time.time())
         self._send_frame(site, self._offer)
         self._loop.call_later(self.rule.deadline_s + 0.01, self._look_for_cohort)
 
     def _replied(self, site: Fingerprint, reply: JobReply) -> None:
         if reply.job_id != self.job.job_id:
             raise PeerError(Reason.UNKNOWN_JOB, f"no such offer: {reply.job_id}")
-        self._offered_s.pop(site, None)
         if reply.accepted:
             self._accept(site)
-            return
-        self._exclude(site, f"{reply.reason}: {reply.detail}", Reason(reply.reason))
+        else:
+            self._exclude(site, f"{reply.reason}: {reply.detail}", Reason(reply.reason))
 
     def _accept(self, site: Fingerprint) -> None:
-        self._accepted.add(site)
+        self._sites.accept(site)
         self.progress.sites[self._members[site]].state = "ready"
         self._look_for_cohort()
         self._feed(SiteJoined(site))
@@ -386,49 +329,43 @@ class JobRun:
     def _exclude(self, site: Fingerprint, why: str, reason: Reason) -> None:
         """Go on without a site for the rest of the job; give up where too few are left."""
         name = self._members[site]
-        self._out[site] = why
-        self._accepted.discard(site)
         tally = self.progress.sites[name]
         tally.state, tally.detail = "refused", why
         self._say(f"{name} takes no part: {why}")
-        left = len(self._members) - len(self._out)
-        if left < self.rule.min_sites:
-            reasons = "; ".join(f"{self._members[s]}: {text}" for s, text in self._out.items())
-            self.fail(
-                PeerError(
-                    reason,
-                    f"{left} of {len(self._members)} sites are left, a cohort needs"
-                    f" {self.rule.min_sites}. {reasons}",
-                )
-            )
+        shortage = self._sites.exclude(site, why)
+        if shortage:
+            self.fail(PeerError(reason, shortage))
+        self._look_for_cohort()
+        self._changed()
 
     def _ready(self, site: Fingerprint, message: Ready) -> None:
+        if message.job_id != self.job.job_id:
+            raise PeerError(Reason.UNKNOWN_JOB, f"no such job runs: {message.job_id}")
         tally = self.progress.sites[self._members[site]]
         tally.epsilon = max(tally.epsilon, message.epsilon_spent)
         tally.train_s += message.train_s
         tally.exchange_s += message.exchange_s
         tally.wait_s += message.wait_s
-        if not self._is_current(message.job_id, message.round):
-            return
-        if self._model is None or message.version != self._model.version:
+        stale = self._model is None or message.version != self._model.version
+        if stale or not self._is_current(message.round):
             return
         if self._around.stock.count(site) == 0:
-            self._waiting_for_bundle.add(site)
+            self._sites.lack_bundle.add(site)
             return
         self._feed(SiteReady(site))
 
     def _not_ready(self, site: Fingerprint, message: NotReady) -> None:
-        name = self._members[site]
-        tally = self.progress.sites[name]
-        tally.epsilon = max(tally.epsilon, message.epsilon_spent)
         if message.job_id != self.job.job_id:
-            return
+            raise PeerError(Reason.UNKNOWN_JOB, f"no such job runs: {message.job_id}")
         if message.reason == Reason.UNKNOWN_JOB:
             # It forgot the job, for instance because its folder was set up anew: offer it again.
-            self._accepted.discard(site)
+            self._sites.leave(site)
             self._feed(SiteLeft(site, Reason.UNKNOWN_JOB))
             self._offer_to(site)
             return
+        name = self._members[site]
+        tally = self.progress.sites[name]
+        tally.epsilon = max(tally.epsilon, message.epsilon_spent)
         why = f"{message.reason}: {message.detail}"
         tally.detail = why
         self._say(f"{name} is not ready: {why}")
@@ -436,37 +373,19 @@ class JobRun:
         final = message.reason in (Reason.BUDGET_EXHAUSTED, Reason.POLICY)
         if final:
             self._exclude(site, why, Reason(message.reason))
-        if self._is_current(message.job_id, message.round):
+        if self._is_current(message.round):
             self._feed(SiteNotReady(site, why, final=final))
 
-    def _is_current(self, job_id: str, round_number: int) -> bool:
-        current = self._round
-        return (
-            job_id == self.job.job_id
-            and current is not None
-            and round_number == current.config.round
-        )
-
-    def _is_here(self, site: Fingerprint) -> bool:
-        return site in self._accepted and self._around.sessions.get(site) is not None
+    def _is_current(self, round_number: int) -> bool:
+        return self._round is not None and self._round.config.round == round_number
 
     def _look_for_cohort(self) -> None:
         if self._enough is None or self._enough.done():
             return
-        here = [site for site in self._accepted if self._is_here(site)]
-        need = self.rule.min_sites
-        self.progress.stalled = ""
-        if len(here) >= need:
-            # Policies are being read at this moment: wait for those who have just been asked.
-            oldest_s = time.time() - self.rule.deadline_s
-            if all(offered_s < oldest_s for offered_s in self._offered_s.values()):
-                self._enough.set_result(here)
-        else:
-            connected = sum(1 for s in self._members if self._around.sessions.get(s) is not None)
-            self.progress.stalled = (
-                f"STALLED: a cohort needs {need} sites; {connected} connected, {len(here)} of them"
-                " accepted the job"
-            )
+        self.progress.stalled = self._sites.shortage()
+        if self._sites.may_begin(time.time()):
+            self._enough.set_result(self._sites.here())
+        self._changed()
 
     # --- the round --------------------------------------------------------------------------------
 
@@ -524,7 +443,7 @@ class JobRun:
             match command:
                 case Train(sites):
                     for site in sites:
-                        self._waiting_for_bundle.discard(site)
+                        self._sites.lack_bundle.discard(site)
                         if not self._send_frame(site, self._train_frame):
                             self._events.append(SiteLeft(site, Reason.TIMEOUT))
                 case OpenAttempt(attempt, cohort):
@@ -548,7 +467,7 @@ class JobRun:
                 if not isinstance(message, Published) and not self._send(site, message):
                     self._events.append(Exchanged(SiteLost(site, Reason.TIMEOUT)))
             case FoldUpload(sender):
-                self._fold(attempt, sender)
+                attempt.add(sender, self._around)
             case UnmaskSum(terms):
                 attempt.terms = terms
             case Blame(site, reason, message):
@@ -558,66 +477,14 @@ class JobRun:
                 pass
 
     def _open_attempt(self, number: int, cohort: tuple[Fingerprint, ...]) -> ServerAttempt:
-        """Draw key bundles, make the attempt durable, and only then make its machine."""
         current, model = self._round, self._model
         if current is None or model is None:
             raise RuntimeError("an attempt without a round")
-        now_s = time.time()
-        manifest = self._around.sealed.manifest
-        bundles = [self._around.stock.take(site, now_s) for site in cohort]
-        drawn = tuple(signed for signed in bundles if signed is not None)
-        plan = encoding_for_version(self.job.plan, model.version)
-        context = AttemptContext(
-            suite=manifest.suite,
-            consortium_id=manifest.consortium_id,
-            manifest_hash=self._around.sealed.manifest_hash,
-            job_id=self.job.job_id,
-            roster_epoch=manifest.roster_epoch,
-            round=current.config.round,
-            attempt=number,
-        )
-        frozen = CohortPlan(
-            encoding=plan.to_bytes(),
-            ring_bits=plan.bits,
-            length=plan.length,
-            colluders=manifest.colluders,
-            min_survivors=manifest.min_survivors,
-            chain_head=model.chain_head,
-            bases=tuple(BaseVersion(signed.bundle.site, model.version) for signed in drawn),
-        )
-        timeouts = self._around.timeouts
-        machine = ServerAttempt(
-            ServerConfig(
-                self._suite,
-                context,
-                drawn,
-                frozen,
-                self._pinned,
-                StepTimeouts(
-                    timeouts.share_keys_s,
-                    timeouts.masked_update_s,
-                    timeouts.consistency_s,
-                    timeouts.unmask_s,
-                ),
-            )
-        )
-        serials = {self._members[s.bundle.site]: s.bundle.serial for s in drawn}
         where = (current.config.round, number)
-        self._around.jobs.open_attempt(self.job.job_id, where, serials, now_s)
-        fold = Fold(plan.length, plan.bits, self._around.device)
-        members = tuple(signed.bundle.site for signed in drawn)
-        self._attempt = LiveAttempt(number, context.digest(), members, fold)
-        self._around.spool.expect(self._attempt.ctx, frozenset(serials), fold.packed_bytes)
+        self._attempt, machine = open_attempt(
+            self._around, self.job, model, where, cohort, time.time()
+        )
         return machine
-
-    def _fold(self, attempt: LiveAttempt, sender: Fingerprint) -> None:
-        upload = self._around.spool.whole(attempt.ctx, self._members[sender])
-        if upload is None:
-            raise RuntimeError("an upload to fold is not whole")
-        if upload.size <= _FOLD_INLINE_BYTES:
-            attempt.fold.add(upload)
-        else:
-            attempt.folding.append(self._around.fold_thread.submit(attempt.fold.add, upload))
 
     def _finish(self, done: RoundDone) -> None:
         """Give the sites the result, and the sum to the job's thread."""
@@ -625,7 +492,7 @@ class JobRun:
         if attempt is None or current is None or self._outcome is None:
             raise RuntimeError("a round ended that had not begun")
         names = tuple(self._members[site] for site in done.survivors)
-        indices = tuple(attempt.members.index(site) + 1 for site in done.survivors)
+        indices = attempt.indices(done.survivors)
         result = frame_of(AttemptResult(attempt.ctx, done.transcript_hash, indices))
         for site in attempt.members:
             self._send_frame(site, result)
@@ -656,9 +523,7 @@ class JobRun:
     def _close_attempt(self) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
-            for folding in attempt.folding:
-                folding.cancel()
-            self._around.spool.discard(attempt.ctx)
+            attempt.give_up(self._around.spool)
 
     # --- small things -----------------------------------------------------------------------------
 

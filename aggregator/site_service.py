@@ -22,7 +22,10 @@ from tidegate.messages import PROTOCOL, Hello, Refused, SiteMessage
 from tidegate.v1 import federation_pb2 as pb
 
 HELLO_WITHIN_S = 10.0
+_GOODBYE_WITHIN_S = 1.0
 _SERVICE = "tidegate.v1.FederationService"
+_END = b""
+"""Put behind the last frame of a session: no message serialises to nothing."""
 
 
 class StreamContext(AbortableContext):
@@ -66,6 +69,8 @@ class SiteService:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if session.closed.done():
                 why = session.closed.result()
+                reader.cancel()  # nothing that comes from now on is listened to
+                await _say_goodbye(session, writer, why)
         finally:
             for task in (writer, reader):
                 task.cancel()
@@ -74,7 +79,8 @@ class SiteService:
                 LOGGER.info("site %s disconnected: %s", site.site_id, why)
                 self._events.site_disconnected(session, why)
         if session.closed.done():
-            await self._say_goodbye(session, context, why)
+            LOGGER.warning("site %s: session closed: %s", site.site_id, why)
+            await refuse(context, why)
 
     async def _read_hello(self, frames: AsyncIterator[bytes], site: EnrolledSite) -> Hello:
         try:
@@ -125,19 +131,19 @@ class SiteService:
             raise PeerError(Reason.MALFORMED, "a frame is no SessionRequest") from None
         return convert.site_message_from_wire(parsed, site.fingerprint, limits)
 
-    async def _say_goodbye(
-        self, session: SiteSession, context: StreamContext, why: PeerError
-    ) -> None:
-        LOGGER.warning("site %s: session closed: %s", session.site.site_id, why)
-        try:
-            async with asyncio.timeout(1.0):
-                text = convert.printable(str(why.args[0]))
-                await context.write(frame_of(Refused(str(why.reason), text)))
-        except (TimeoutError, grpc.aio.UsageError, grpc.aio.InternalError):
-            return  # the site is gone and cannot be told
-        await refuse(context, why)
+
+async def _say_goodbye(session: SiteSession, writer: "asyncio.Task[None]", why: PeerError) -> None:
+    """Send the reason as the last frame; a site that does not read gets the status only."""
+    try:
+        text = convert.printable(str(why.args[0]))
+        session.outgoing.put_nowait(frame_of(Refused(str(why.reason), text)))
+        session.outgoing.put_nowait(_END)
+    except asyncio.QueueFull:
+        return
+    await asyncio.wait({writer}, timeout=_GOODBYE_WITHIN_S)
 
 
 async def _write(session: SiteSession, context: StreamContext) -> None:
-    while True:
-        await context.write(await session.outgoing.get())
+    # Not to be cancelled for a goodbye: gRPC cannot write again on a stream with a write cut off.
+    while frame := await session.outgoing.get():
+        await context.write(frame)

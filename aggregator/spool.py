@@ -124,10 +124,12 @@ class Spool:
             data: At most one message.
 
         Raises:
-            PeerError: REPLAY, a newer stream took over; MALFORMED, a gap; TOO_LARGE, more bytes
-                than announced; WRONG_DIGEST, the last byte is here and the digest does not fit:
-                what arrived is dropped.
+            PeerError: WRONG_CONTEXT, the attempt is over; REPLAY, a newer stream took over;
+                MALFORMED, a gap; TOO_LARGE, more bytes than announced; WRONG_DIGEST, the last byte
+                is here and the digest does not fit: what arrived is dropped.
         """
+        if upload.target.closed:
+            raise PeerError(Reason.WRONG_CONTEXT, "the attempt of this upload is over")
         if stream != upload.stream:
             raise PeerError(Reason.REPLAY, "a newer upload stream has taken over")
         if offset > upload.received:

@@ -4,6 +4,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Float,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -98,9 +99,11 @@ JOURNAL = Table(
     METADATA,
     Column("seq", _ROW_NUMBER, primary_key=True),
     Column("at_s", Float(53), nullable=False),
-    Column("job_id", String(64), nullable=False, index=True),
+    Column("job_id", String(64), nullable=False),
     Column("round", BigInteger, nullable=False),
     Column("attempt", BigInteger, nullable=False),
     Column("kind", String(32), nullable=False),
     Column("payload", LargeBinary, nullable=False),
+    # A job may have a million rounds, and each asks for its last attempt.
+    Index("journal_by_round", "job_id", "round"),
 )

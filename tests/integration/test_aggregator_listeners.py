@@ -1,3 +1,4 @@
+# ruff: noqa: ASYNC110, ASYNC220, ASYNC221 - tests wait for what has no event, and start processes
 """The listeners against wrong peers: each is refused with its reason, and nobody else notices."""
 
 import asyncio
@@ -51,7 +52,7 @@ async def first_answer(stub):
     raise AssertionError(answer)
 
 
-# --- identities -------------------------------------------------------------------------------------
+# --- identities ----------------------------------------------------------------------------------
 
 
 def test_wrong_certificates_are_refused_at_the_site_listener(tmp_path):
@@ -184,7 +185,7 @@ def test_a_second_daemon_of_a_site_is_refused_and_a_reconnect_is_not(tmp_path):
     run(scenario())
 
 
-# --- frames -----------------------------------------------------------------------------------------
+# --- frames --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -223,9 +224,7 @@ def test_a_bad_frame_ends_that_session_only(tmp_path, frame, reason):
             seen = []
             async with asyncio.timeout(10):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    async for answer in call:
-                        parsed = federation_pb2.SessionResponse.FromString(answer)
-                        seen.append(parsed.WhichOneof("message"))
+                    await _note_answers(call, seen)
             assert dict(caught.value.trailing_metadata())["tidegate-reason"] == reason
             assert seen[-1] == "refused"
             job = await live.watch(job_id)
@@ -249,6 +248,12 @@ def test_hello_comes_first_and_speaks_our_protocol(tmp_path):
                 assert (code, reason) == (Status.INVALID_ARGUMENT, "malformed")
 
     run(scenario())
+
+
+async def _note_answers(call, seen):
+    async for answer in call:
+        parsed = federation_pb2.SessionResponse.FromString(answer)
+        seen.append(parsed.WhichOneof("message"))
 
 
 async def hang_up(live, index):
@@ -279,7 +284,7 @@ def test_a_site_that_does_not_read_is_dropped_with_the_reason(tmp_path):
     run(scenario())
 
 
-# --- transfers --------------------------------------------------------------------------------------
+# --- transfers -----------------------------------------------------------------------------------
 
 
 def test_contents_are_for_those_who_may_see_them(tmp_path):
@@ -360,7 +365,7 @@ def test_uploads_resume_and_faulty_ones_are_refused(tmp_path):
     run(scenario())
 
 
-# --- jobs -------------------------------------------------------------------------------------------
+# --- jobs ----------------------------------------------------------------------------------------
 
 
 def test_submissions_that_cannot_run_are_refused_with_the_mend(tmp_path):

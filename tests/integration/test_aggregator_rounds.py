@@ -88,25 +88,35 @@ def test_two_losses_abort_and_the_round_goes_on_when_they_are_back(tmp_path):
             assert (job.state, job.round) == ("finished", 2)
             tensors = load(await live.export(job_id))
             flat = np.concatenate([tensors[t.name].ravel() for t in SPEC.tensors])
-            np.testing.assert_allclose(flat, mean_of(2, range(5)), atol=1e-6)
+            # The first to come back makes four: a cohort may be cut before the second one.
+            means = [
+                [
+                    np.mean(
+                        [deltas(i)(version, SPEC.length) for i in range(5) if i != away], axis=0
+                    )
+                    for away in (None, 0, 1)
+                ]
+                for version in (0, 1)
+            ]
+            gaps = [np.abs(flat - (a + b)).max() for a in means[0] for b in means[1]]
+            assert min(gaps) < 1e-6
 
     run(scenario())
 
 
 def test_a_job_goes_on_after_a_crash_as_if_nothing_had_happened(tmp_path):
     """FedAdam with its state: the crashed and resumed job ends in the same bits."""
-    toml = job_toml(
-        rounds=6, strategy="FedAdam", options="[strategy.options]\neta = 0.05\nbeta_1 = 0.8"
-    )
+    options = "[strategy.options]\neta = 0.05\nbeta_1 = 0.8"
+    toml = job_toml(rounds=6, strategy="FedAdam", target=4, options=options)
 
     async def undisturbed():
-        async with federation(tmp_path / "a", delta_of=deltas) as live:
+        async with federation(tmp_path / "a", 4, deltas) as live:
             job_id = await live.submit(toml)
             await live.watch(job_id)
             return await live.export(job_id)
 
     async def crashed():
-        async with federation(tmp_path / "b", delta_of=deltas) as live:
+        async with federation(tmp_path / "b", 4, deltas) as live:
             job_id = await live.submit(toml)
             await live.watch(job_id, lambda job: job.round >= 2)
             await live.restart()

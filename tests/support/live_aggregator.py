@@ -53,26 +53,20 @@ expected_batch_size = 100
 noise_multiplier = 1.0"""
 
 
-def job_toml(
-    rounds=3,
-    privacy=NONE,
-    strategy="FedAvg",
-    target=5,
-    deadline=30.0,
-    attempts=5,
-    options="",
-    local=True,
-):
-    text = JOB.format(
-        rounds=rounds,
-        privacy=privacy,
-        strategy=strategy,
-        target=target,
-        deadline=deadline,
-        attempts=attempts,
-        options=options,
-    )
-    if privacy == NONE and local:
+def job_toml(**values):
+    """Fill in a job file; see ``JOB`` for the values."""
+    defaults = {
+        "rounds": 3,
+        "privacy": NONE,
+        "strategy": "FedAvg",
+        "target": 5,
+        "deadline": 30.0,
+        "attempts": 5,
+        "options": "",
+    }
+    filled = {**defaults, **values}
+    text = JOB.format(**filled)
+    if filled["privacy"] == NONE:
         text += "[local]\nsteps = 1\nbatch_size = 8\nlearning_rate = 0.1\n"
     return text.encode()
 
@@ -131,7 +125,7 @@ class LiveAggregator:
         return grpc.aio.secure_channel(address or self.addresses["operator"], credentials, OPTIONS)
 
     async def stop(self):
-        self.coordinator.close()
+        await self.coordinator.close()
         await self.channel.close()
         await self.listeners.stop()
         for task in self.tasks:

@@ -154,9 +154,7 @@ def test_publish_ends_the_round_and_names_the_dropped():
 
 
 def abort(attempt, *more):
-    return attempt.on(
-        c.Tick, c.AbortAttempt(Reason.BELOW_THRESHOLD, "3 sites are left", ()), *more
-    )
+    return attempt.on(c.Tick, c.AbortAttempt(Reason.BELOW_THRESHOLD, "3 sites are left", ()), *more)
 
 
 def tick(world, attempt):

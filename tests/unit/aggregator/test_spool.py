@@ -81,6 +81,13 @@ def test_nobody_else_and_no_other_attempt_may_upload(spool):
     assert reason(spool.received, CTX, "bank-1") is Reason.WRONG_CONTEXT
 
 
+def test_an_upload_that_outlives_its_attempt_is_refused(spool):
+    upload = spool.begin(CTX, "bank-1", len(DATA), SHA)
+    spool.write(upload, upload.stream, 0, DATA[:1000])
+    spool.discard(CTX)
+    assert reason(spool.write, upload, upload.stream, 1000, DATA[1000:]) is Reason.WRONG_CONTEXT
+
+
 def test_what_an_earlier_process_left_is_deleted(tmp_path):
     folder = tmp_path / "spool"
     folder.mkdir()
