@@ -17,7 +17,7 @@ from typing import Any
 
 from aggregator.cli.output import table_of
 from benchmarks import figures
-from benchmarks.scratch import scratch_folders, terminated_like_interrupted
+from benchmarks.scratch import scratch_folder
 
 DATA = Path(".venv") / "cache" / "whynot-0.12.0-py3-none-any.whl"
 STOP_LIMIT_S = 60.0
@@ -83,7 +83,7 @@ def main() -> None:
         sys.exit(f"{options.data} does not exist: run `make data`, or name the wheel with --data")
     out = figures.console()
     runs: list[dict[str, Any]] = []
-    with terminated_like_interrupted(), scratch_folders() as scratch:
+    with scratch_folder() as scratch:
         try:
             for seed in range(options.seeds):
                 out.print(f"tidegate demo --seed {seed} ...")

@@ -31,7 +31,7 @@ from benchmarks import figures
 from benchmarks.job_text import with_values
 from benchmarks.process_cost import AGGREGATOR, peak_rss_bytes
 from benchmarks.rounds import min_survivors
-from benchmarks.scratch import scratch_folders, terminated_like_interrupted
+from benchmarks.scratch import scratch_folder
 from benchmarks.simulated_site import SimulatedSite, constant_delta, enrol_site
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate import appbundle
@@ -93,7 +93,7 @@ def main() -> None:
     options = parse()
     out = figures.console()
     found = []
-    with terminated_like_interrupted(), scratch_folders() as scratch:
+    with scratch_folder() as scratch:
         try:
             for sites in (options.few, options.many):
                 out.print(f"{sites} sites, {options.length:,} parameters ...")

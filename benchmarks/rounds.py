@@ -32,7 +32,7 @@ from benchmarks import figures, peer_flower
 from benchmarks.job_text import with_values
 from benchmarks.process_cost import AGGREGATOR, PARTS, cpu_s
 from benchmarks.round_clock import Pace, commit_times, steady_pace
-from benchmarks.scratch import scratch_folders, terminated_like_interrupted
+from benchmarks.scratch import scratch_folder
 from tidegate.jobfile import JobFile, RecordPrivacy
 from tidegate.v1 import operator_pb2
 
@@ -75,7 +75,7 @@ def min_survivors(sites: int) -> int:
 def main() -> None:
     options = parse()
     out = figures.console()
-    with terminated_like_interrupted(), scratch_folders() as scratch:
+    with scratch_folder() as scratch:
         try:
             result = _ours(options, scratch, out)
             if options.peer:
