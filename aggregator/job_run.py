@@ -426,7 +426,7 @@ class JobRun:
             self.progress.stalled = current.waiting_for()
             for site, (state, why) in current.states().items():
                 tally = self.progress.sites[self._members[site]]
-                tally.state, tally.detail = str(state), why or tally.detail
+                tally.state, tally.detail = str(state), why
         self._changed()
 
     def _on_deadline(self) -> None:

@@ -22,7 +22,6 @@ from tidegate.convert import Limits
 from tidegate.jobfile import RecordPrivacy
 from tidegate.requests import SubmitHeader, TokenGrant
 from tidegate.v1 import operator_pb2 as pb
-from tidegate.v1 import operator_pb2_grpc
 
 _CHUNK_BYTES = 1 << 20
 _Answer = TypeVar("_Answer")
@@ -61,8 +60,8 @@ def check_operator(context: AbortableContext) -> str:
     return name
 
 
-class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
-    """``OperatorService``."""
+class OperatorService:
+    """``OperatorService``, as ``add_OperatorServiceServicer_to_server`` takes it."""
 
     def __init__(self, coordinator: Coordinator, enrolment: str, sites: str) -> None:
         """Take the coordinator, and the addresses that tokens are to name."""

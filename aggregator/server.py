@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 import grpc
+import grpc.aio
 
 from aggregator.config import AggregatorConfig
 from aggregator.coordinator import Coordinator
