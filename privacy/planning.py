@@ -113,8 +113,8 @@ def check_encoding(
 ) -> float:
     """Check a plan from the wire against the job and the manifest, number by number.
 
-    The noise multiplier is taken from the plan, everything else is derived anew and must be the
-    same; then epsilon of all rounds must not exceed what the job states.
+    A noise multiplier that the job does not state is taken from the plan; everything else is derived
+    anew and must be the same; then epsilon of all rounds must not exceed what the job states.
 
     Returns:
         Epsilon of the whole job at ``terms.delta_dp``; infinite in mode ``none``.
@@ -123,7 +123,9 @@ def check_encoding(
         PeerError: POLICY: a number differs from the derived one (named), or epsilon is above the
             job's.
     """
-    stated = replace(terms, noise_multiplier=plan.noise_multiplier)
+    stated = terms
+    if terms.noise_multiplier is None:
+        stated = replace(terms, noise_multiplier=plan.noise_multiplier)
     try:
         own = derive_encoding(stated, spec, rules, plan.map_seed)
     except UsageError as error:
@@ -214,9 +216,6 @@ def _record_encoding(
     share = math.ceil(
         site_variance(required_variance(z, sensitivity), rules.min_survivors, rules.colluders)
     )
-    signal = terms.signal_range * terms.expected_batch_size * norm * scale
-    # Without a rotation the signal may sit on one coordinate; with one it is spread over all.
-    spread = math.sqrt(d) if terms.map_kind.rotates else RANGE_DEVIATIONS
     return EncodingPlan(
         mode=terms.mode,
         spec_digest=spec.digest,
@@ -226,7 +225,7 @@ def _record_encoding(
         map_seed=map_seed,
         kept=kept,
         scale=scale,
-        bits=bit_width(float(share), rules.members, signal / spread),
+        bits=bit_width(float(share), rules.members, _signal_sd(terms, scale, d)),
         clip_gradient=terms.clipping_norm,
         clip_metrics=terms.metrics_norm,
         rounding=terms.rounding,
@@ -236,6 +235,20 @@ def _record_encoding(
         sensitivity=sensitivity,
         noise_variance=share,
     )
+
+
+def _signal_sd(terms: PrivacyTerms, scale: float, d: int) -> float:
+    """Give the deviation of the summed signal's largest coordinate, grid units, from constants.
+
+    Without a rotation all of it may sit on one coordinate; a rotation spreads it over all, but for
+    metrics beside a random subset, which no map touches.
+    """
+    total = terms.signal_range * terms.expected_batch_size * scale
+    whole = total * math.hypot(terms.clipping_norm, terms.metrics_norm)
+    if not terms.map_kind.rotates:
+        return whole / RANGE_DEVIATIONS
+    unmapped = total * terms.metrics_norm if terms.map_kind.selects else 0.0
+    return max(whole / math.sqrt(d), unmapped / RANGE_DEVIATIONS)
 
 
 def _plain_encoding(

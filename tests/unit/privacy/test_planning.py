@@ -126,3 +126,22 @@ def test_site_mode_is_refused_until_it_exists():
 
 def test_the_samplers_own_error_stays_below_what_the_accountant_charges_for():
     assert sampler_tv(MAX_STD**2) <= DEFAULT_SAMPLER_TV
+
+
+def test_a_plan_with_another_noise_multiplier_than_the_job_states_is_refused():
+    job = replace(TERMS, epsilon=100.0, noise_multiplier=5.0)
+    weaker = derive_encoding(replace(job, noise_multiplier=1.0), SPEC, RULES, SEED)
+    with pytest.raises(PeerError, match="noise_multiplier"):
+        check_encoding(weaker, job, SPEC, RULES)
+
+
+@pytest.mark.parametrize("kind", list(MapKind))
+def test_one_metric_of_every_record_of_the_batch_fits_the_ring(kind):
+    terms = replace(TERMS, map_kind=kind, keep=0.1, signal_range=1.0)
+    plan = derive_encoding(terms, SPEC, RULES, SEED)
+    gradient = np.zeros(SPEC.length)
+    record = np.concatenate([gradient, [terms.metrics_norm], np.zeros(terms.metrics_length - 1)])
+    summed = plan.linear_map.apply(record[np.newaxis])[0] * terms.expected_batch_size * plan.scale
+    noise = 5 * math.sqrt(RULES.members * plan.noise_variance)
+    assert np.abs(summed).max() <= 2 ** (plan.bits - 1)
+    assert noise <= 2 ** (plan.bits - 1)
