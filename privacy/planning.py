@@ -113,8 +113,8 @@ def check_encoding(
 ) -> float:
     """Check a plan from the wire against the job and the manifest, number by number.
 
-    A noise multiplier that the job does not state is taken from the plan; everything else is derived
-    anew and must be the same; then epsilon of all rounds must not exceed what the job states.
+    A noise multiplier that the job does not state is taken from the plan; everything else is
+    derived anew and must be the same; then epsilon of all rounds must not exceed the job's.
 
     Returns:
         Epsilon of the whole job at ``terms.delta_dp``; infinite in mode ``none``.
