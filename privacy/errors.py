@@ -1,8 +1,8 @@
 """The two roots of every error, by whose fault it is.
 
 ``PeerError``: the other side sent bad, late or hostile data. Drop it; the reason is the metric
-label and the code on the wire. ``UsageError``: our bug or the operator's configuration. Stop and say what
-is wrong, where, and the mend.
+label and the code on the wire. ``UsageError``: our bug or the operator's configuration. Stop and
+say what is wrong, where, and the mend.
 """
 
 from enum import StrEnum
