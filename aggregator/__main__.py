@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import ctypes
 import fcntl
 import gc
 import logging
@@ -25,6 +26,9 @@ from privacy.errors import TidegateError, UsageError
 from tidegate.pki import load_authority, read_private
 
 EXIT_USAGE = 2
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+_LARGE_BLOCK_BYTES = 1 << 19
 
 
 def main() -> None:
@@ -35,6 +39,7 @@ def main() -> None:
         config = load_config(parser.parse_args().config)
         configure_logging(config.log_level)
         os.umask(0o077)
+        _return_memory()
         with _alone(config.folder):
             asyncio.run(serve(config))
     except TidegateError as error:
@@ -69,6 +74,18 @@ async def serve(config: AggregatorConfig) -> None:
     finally:
         store.close()
         (folder / ADDRESSES_FILE).unlink(missing_ok=True)
+
+
+def _return_memory() -> None:
+    """Have the C library give large blocks back, and keep few heaps.
+
+    By default glibc stops doing so once some large blocks were freed, and keeps a heap for each
+    thread: the peak would then grow with the number of sites that send at once.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc only
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        mallopt(_M_ARENA_MAX, 2)
 
 
 @contextmanager

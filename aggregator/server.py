@@ -28,6 +28,7 @@ _MESSAGE_SLACK_BYTES = 65_536
 _KEEPALIVE_MS = 20_000
 _ENROLMENT_BYTES = 65_536
 _STOP_GRACE_S = 0.5
+_STREAM_WINDOW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,10 @@ def _server(max_message_bytes: int) -> grpc.aio.Server:
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            # Each upload stream buffers at most this much, whatever the link would carry: memory
+            # must not grow with what the sites could send at once.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_permit_without_calls", 1),

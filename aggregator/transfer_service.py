@@ -18,7 +18,7 @@ from tidegate.convert import Limits
 from tidegate.requests import DownloadRequest, UploadReceipt
 from tidegate.v1 import transfer_pb2 as pb
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 _SERVICE = "tidegate.v1.TransferService"
 _Request = TypeVar("_Request", pb.UploadRequest, pb.UploadOffsetRequest, pb.DownloadRequest)
 
