@@ -38,7 +38,7 @@ Outputs = tuple[Tensor, Tensor]
 
 def load_libraries() -> None:
     """Make torch load what it otherwise loads at the first gradient, a second's work."""
-    vmap(grad(torch.sum))(torch.zeros(1, 1))
+    vmap(grad(lambda values: values.sum()))(torch.zeros(1, 1))
 
 
 class _OfModel(nn.Module):

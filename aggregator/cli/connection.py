@@ -6,10 +6,11 @@ says where the aggregator's operator listener is. The command line speaks this A
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -120,11 +121,11 @@ def explained(error: grpc.RpcError, address: str) -> PeerError | UsageError:
             f"the aggregator at {address} does not answer ({details}): is it running"
             " (`tidegate up`), and is this operator folder of the same consortium?"
         )
-    trailing: Mapping[str, str | bytes] = (
-        dict(error.trailing_metadata() or ()) if isinstance(error, grpc.Call) else {}
-    )
+    # The stubs take metadata for an opaque type; it is pairs of key and value.
+    trailing: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else None
+    named = [str(value) for key, value in trailing or () if key == REASON_KEY]
     try:
-        reason = Reason(str(trailing.get(REASON_KEY, "")))
+        reason = Reason(named[0] if named else "")
     except ValueError:
         reason = Reason.INTERNAL
     return PeerError(reason, details or f"the aggregator answered {code.name}")

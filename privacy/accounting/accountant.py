@@ -115,7 +115,7 @@ def poisson_subsampled_rdp(orders: tuple[int, ...], q: float, base_K: Floats) ->
         )
         # Outside the triangle log C(a, k) = -inf; with an infinite gain that would be NaN.
         log_terms_AK[k_K > alphas_A[:, None]] = -np.inf
-        total_A = special.logsumexp(log_terms_AK, axis=1)
+        total_A = np.asarray(special.logsumexp(log_terms_AK, axis=1))
     return np.asarray(np.logaddexp(0.0, total_A) / (alphas_A - 1) * _ROUND_UP, dtype=np.float64)
 
 
@@ -191,6 +191,7 @@ def rdp_to_epsilon(
     require_real("sampler total variation", tv, 0.0, math.inf, zero_allowed=True)
     alphas_A = np.array(orders, dtype=np.float64)
     epsilon_A = np.zeros(len(alphas_A))
+    certified_A = np.zeros(len(alphas_A), dtype=np.bool_)
     for _ in range(200):
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             left_A = (
