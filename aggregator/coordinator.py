@@ -33,6 +33,7 @@ from aggregator.spool import Spool
 from aggregator.store import Store
 from privacy.errors import PeerError, Reason, TidegateError
 from privacy.planning import CohortRules, derive_encoding
+from privacy.ring import packed_length
 from privacy.secagg.encoding import hash_of
 from privacy.secagg.keys import suite_named
 from privacy.spec import VectorSpec
@@ -105,8 +106,7 @@ class Coordinator:
     def put_manifest(self, raw: bytes, signature: bytes) -> SealedManifest:
         """Take the sealed manifest and push it to all connected sites."""
         fresh = self.registry.sealed is None
-        suite, consortium_id = self.config.suite, self.config.consortium_id
-        sealed = self.registry.put_manifest(raw, signature, time.time(), suite, consortium_id)
+        sealed = self.registry.put_manifest(raw, signature, time.time(), self.config)
         if fresh:
             LOGGER.info("manifest sealed: sha256:%s", sealed.manifest_hash.hex())
             self._make_stock(sealed)
@@ -167,6 +167,13 @@ class Coordinator:
                 Reason.TOO_LARGE,
                 f"the vector has {plan.length} integers, the manifest allows"
                 f" {manifest.limits.max_vector_length}",
+            )
+        upload = packed_length(plan.length, plan.bits)
+        if upload > self.config.limits.max_upload_bytes:
+            raise PeerError(
+                Reason.TOO_LARGE,
+                f"each upload has {upload} bytes: raise [limits] max_upload_bytes in"
+                f" aggregator.toml ({self.config.limits.max_upload_bytes}), or compress more",
             )
         job = Job(
             job_id=job_id,

@@ -12,6 +12,7 @@ from functools import lru_cache
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from aggregator.config import AggregatorConfig
 from aggregator.store import Store
 from aggregator.tables import MANIFESTS, SITES, TOKENS
 from privacy.errors import PeerError, Reason, UsageError
@@ -189,21 +190,28 @@ class Registry:
         return site
 
     def put_manifest(
-        self, raw: bytes, signature: bytes, now_s: float, suite: str, consortium_id: str
+        self, raw: bytes, signature: bytes, now_s: float, config: AggregatorConfig
     ) -> SealedManifest:
         """Take the manifest that the operator sealed.
 
         Raises:
-            PeerError: Not the operator's signature, not valid, of another suite or consortium, or
-                it names keys or sites that are not enrolled here (POLICY); a second, different
-                manifest (REPLAY).
+            PeerError: Not the operator's signature, not valid, of another suite or consortium or
+                with larger messages than configured, or it names keys or sites that are not
+                enrolled here (POLICY); a second, different manifest (REPLAY).
         """
         manifest = parse_and_verify(raw, signature, self.operator_spki)
-        if (manifest.suite, manifest.consortium_id) != (suite, consortium_id):
+        expected = (config.suite, config.consortium_id)
+        if (manifest.suite, manifest.consortium_id) != expected:
             raise PeerError(
                 Reason.POLICY,
                 f"the manifest is for {manifest.consortium_id} with {manifest.suite}; this"
-                f" aggregator serves {consortium_id} with {suite}",
+                f" aggregator serves {config.consortium_id} with {config.suite}",
+            )
+        if manifest.limits.max_message_bytes > config.limits.max_message_bytes:
+            raise PeerError(
+                Reason.POLICY,
+                f"the manifest allows messages of {manifest.limits.max_message_bytes} bytes: raise"
+                " [limits] max_message_bytes in aggregator.toml and restart, or seal a lower limit",
             )
         sealed = SealedManifest(manifest, raw, signature, manifest.hash())
         if self.sealed is not None:

@@ -317,8 +317,10 @@ class Round:
     def _ready(self, site: Fingerprint, now_s: float) -> list[RoundCommand]:
         known = self._sites.get(site)
         in_attempt = self.phase is not Phase.GATHER and site in self._cohort
-        if known is None or known.final or in_attempt or known.state is SiteState.ABSENT:
+        if known is None or known.final or in_attempt:
             return []
+        if known.state in (SiteState.ABSENT, SiteState.DROPPED):
+            return []  # not asked: gone, or caught in this round
         known.state, known.why = SiteState.READY, ""
         return self._cut(now_s)
 

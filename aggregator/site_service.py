@@ -74,7 +74,9 @@ class SiteService:
         finally:
             for task in (writer, reader):
                 task.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+            _, fault = await asyncio.gather(writer, reader, return_exceptions=True)
+            if isinstance(fault, Exception):
+                LOGGER.error("site %s: session broke", site.site_id, exc_info=fault)
             if self._sessions.drop(session, time.time()):
                 LOGGER.info("site %s disconnected: %s", site.site_id, why)
                 self._events.site_disconnected(session, why)

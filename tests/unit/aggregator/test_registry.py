@@ -6,16 +6,16 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from aggregator.config import AggregatorConfig
 from aggregator.registry import Registry
 from aggregator.store import Store
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki
-from tidegate.manifest import Manifest, make_member, seal
+from tidegate.manifest import Manifest, ManifestLimits, make_member, seal
 from tidegate.requests import EnrolmentRequest
 from tidegate.tokens import hash_secret
 
 NOW_S = time.time()
-SUITE = "P256_SHA256_AES256"
 
 
 class Consortium:
@@ -35,7 +35,8 @@ class Consortium:
 
     def put(self, manifest, key=None):
         signer = pki.EcdsaSigner(key or self.operator)
-        return self.registry.put_manifest(*seal(manifest, signer.sign), NOW_S, SUITE, "test")
+        config = AggregatorConfig("test", self.folder, "")
+        return self.registry.put_manifest(*seal(manifest, signer.sign), NOW_S, config)
 
 
 class Applicant:
@@ -208,5 +209,7 @@ def test_manifest_by_another_key_or_with_other_keys_is_refused(consortium):
     for members in ((swapped, *manifest.members[1:]), (*manifest.members, stranger)):
         wrong = Manifest(**{**vars(manifest), "members": members})
         assert reason_of(consortium.put, wrong) is Reason.POLICY
-    foreign = Manifest(**{**vars(manifest), "consortium_id": "other"})
-    assert reason_of(consortium.put, foreign) is Reason.POLICY
+    larger = ManifestLimits(max_message_bytes=1 << 26)
+    for changes in ({"consortium_id": "other"}, {"limits": larger}):
+        wrong = Manifest(**{**vars(manifest), **changes})
+        assert reason_of(consortium.put, wrong) is Reason.POLICY

@@ -209,6 +209,8 @@ def test_a_site_caught_cheating_sits_the_round_out_if_enough_others_are_there():
     tick(world, attempt)
     assert SITES[2] not in world.trained
     assert world.state(SITES[2]) is SiteState.DROPPED
+    world.ready(SITES[2])
+    assert world.state(SITES[2]) is SiteState.DROPPED
     world.ready(*(site for site in SITES if site != SITES[2]))
     assert SITES[2] not in world.opened[-1].cohort
 
