@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import ctypes
 import fcntl
 import gc
 import logging
@@ -18,6 +17,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 from aggregator.config import AggregatorConfig, load_config
 from aggregator.coordinator import Coordinator
+from aggregator.heap import bound_heap
 from aggregator.log import LOGGER, configure_logging
 from aggregator.registry import Registry
 from aggregator.server import ADDRESSES_FILE, listen
@@ -26,9 +26,6 @@ from privacy.errors import TidegateError, UsageError
 from tidegate.pki import load_authority, read_private
 
 EXIT_USAGE = 2
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-_LARGE_BLOCK_BYTES = 1 << 19
 
 
 def main() -> None:
@@ -39,7 +36,7 @@ def main() -> None:
         config = load_config(parser.parse_args().config)
         configure_logging(config.log_level)
         os.umask(0o077)
-        _return_memory()
+        bound_heap()
         with _alone(config.folder):
             asyncio.run(serve(config))
     except TidegateError as error:
@@ -74,18 +71,6 @@ async def serve(config: AggregatorConfig) -> None:
     finally:
         store.close()
         (folder / ADDRESSES_FILE).unlink(missing_ok=True)
-
-
-def _return_memory() -> None:
-    """Have the C library give large blocks back, and keep few heaps.
-
-    By default glibc stops doing so once some large blocks were freed, and keeps a heap for each
-    thread: the peak would then grow with the number of sites that send at once.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc only
-        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
-        mallopt(_M_ARENA_MAX, 2)
 
 
 @contextmanager

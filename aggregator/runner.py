@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.broadcast import ModelVersion, next_version
+from aggregator.heap import trim_heap
 from aggregator.job_run import JobRun, RoundOutcome
 from aggregator.jobs import Checkpoint, CommittedRound, JobStore
 from aggregator.optimiser import Optimiser
@@ -26,6 +27,8 @@ from tidegate.jobfile import RecordPrivacy
 
 _AVERAGED_ROUNDS = 100
 """Rounds of metric sums that are read back after a restart; older ones weigh next to nothing."""
+
+_LARGE_MODEL_BYTES = 1 << 24
 
 
 class JobRunner:
@@ -114,6 +117,8 @@ class JobRunner:
         for folding in attempt.folding:
             folding.result()
         self._loop.call_soon_threadsafe(self._run.release, attempt)
+        if len(model.data) >= _LARGE_MODEL_BYTES:
+            trim_heap()  # of what the uploads went through, before the vectors of a step come
         opened = unmask(attempt.fold.finish(), attempt.terms)
         if opened.updates != len(outcome.survivors):
             raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")

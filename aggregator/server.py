@@ -29,6 +29,7 @@ _KEEPALIVE_MS = 20_000
 _ENROLMENT_BYTES = 65_536
 _STOP_GRACE_S = 0.5
 _STREAM_WINDOW_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def _server(max_message_bytes: int) -> grpc.aio.Server:
             # must not grow with what the sites could send at once.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES),
+            ("grpc.experimental.tcp_max_read_chunk_size", _READ_BYTES),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_permit_without_calls", 1),

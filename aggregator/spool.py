@@ -76,11 +76,16 @@ class Spool:
             upload.close()
 
     def keep(self, ctx: bytes, folder: Path) -> None:
-        """Copy an attempt's whole uploads to ``SITE.masked`` in a folder."""
+        """Move an attempt's whole uploads to ``SITE.masked`` in a folder, before ``discard``."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         expected = self._attempts.get(ctx)
         for site, upload in expected.uploads.items() if expected else ():
-            (folder / f"{site}.masked").write_bytes(upload.read_at(0, upload.received))
+            target = folder / f"{site}.masked"
+            if upload.path is not None:
+                upload.target.flush()
+                upload.path.replace(target)
+            else:
+                target.write_bytes(upload.read_at(0, upload.received))
 
     def received(self, ctx: bytes, site: str) -> int:
         """Return how many bytes of a site's upload are here.

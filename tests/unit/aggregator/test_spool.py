@@ -88,6 +88,14 @@ def test_an_upload_that_outlives_its_attempt_is_refused(spool):
     assert reason(spool.write, upload, upload.stream, 1000, DATA[1000:]) is Reason.WRONG_CONTEXT
 
 
+def test_kept_uploads_are_the_bytes_that_came(spool, tmp_path):
+    upload = spool.begin(CTX, "bank-1", len(DATA), SHA)
+    spool.write(upload, upload.stream, 0, DATA)
+    spool.keep(CTX, tmp_path / "kept")
+    spool.discard(CTX)
+    assert (tmp_path / "kept" / "bank-1.masked").read_bytes() == DATA
+
+
 def test_what_an_earlier_process_left_is_deleted(tmp_path):
     folder = tmp_path / "spool"
     folder.mkdir()
