@@ -110,7 +110,7 @@ site_messages = st.one_of(
     dealt_shares(),
     signed(SurvivorSignature),
     unmask_shares(),
-    signed(AbortSignature),
+    st.builds(AbortSignature, hashes, st.just(SENDER), signatures, st.one_of(st.just(b""), hashes)),
     st.builds(m.AttemptFailed, hashes, reasons, texts),
 )
 

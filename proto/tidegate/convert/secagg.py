@@ -164,6 +164,7 @@ def abort_signature_from_wire(message: pb.AbortSignature, sender: Fingerprint) -
         ctx=bounds.sha256(message.ctx, "abort_signature.ctx"),
         sender=sender,
         signature=bounds.signature(message.signature, "abort_signature.signature"),
+        accused=_accused(message.accused, "abort_signature.accused"),
     )
 
 
@@ -252,6 +253,11 @@ def _point(value: bytes, name: str) -> bytes:
     if len(value) != POINT_BYTES or value[0] != _UNCOMPRESSED:
         raise malformed(name, f"must be an uncompressed point of {POINT_BYTES} bytes")
     return value
+
+
+def _accused(value: bytes, name: str) -> bytes:
+    """Take the fingerprint of an accused member, or nothing; the aggregator knows the members."""
+    return bounds.sha256(value, name) if value else b""
 
 
 def _ascending(sites: Sequence[bytes], name: str) -> None:
@@ -366,7 +372,9 @@ def abort_request_to_wire(request: AbortRequest) -> pb.AbortRequest:
 
 def abort_signature_to_wire(signed: AbortSignature) -> pb.AbortSignature:
     """Give a signature on an abort."""
-    return pb.AbortSignature(ctx=signed.ctx, sender=signed.sender, signature=signed.signature)
+    return pb.AbortSignature(
+        ctx=signed.ctx, sender=signed.sender, signature=signed.signature, accused=signed.accused
+    )
 
 
 def _commitments_to_wire(commitments: ShareCommitments) -> pb.ShareCommitments:

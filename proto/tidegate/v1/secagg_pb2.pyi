@@ -181,11 +181,13 @@ class AbortRequest(_message.Message):
     def __init__(self, ctx: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AbortSignature(_message.Message):
-    __slots__ = ("ctx", "sender", "signature")
+    __slots__ = ("ctx", "sender", "signature", "accused")
     CTX_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
     ctx: bytes
     sender: bytes
     signature: bytes
-    def __init__(self, ctx: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    accused: bytes
+    def __init__(self, ctx: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., accused: _Optional[bytes] = ...) -> None: ...

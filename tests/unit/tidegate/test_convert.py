@@ -239,6 +239,8 @@ WRONG = [
     Wrong("unmask_shares", "mask_shares.0.owner", 6),
     Wrong("abort_signature", "sender", OTHER, AUTH),
     Wrong("abort_signature", "ctx", bytes(31)),
+    Wrong("abort_signature", "accused", bytes(31)),
+    Wrong("abort_signature", "accused", b"x"),
     Wrong("attempt_failed", "ctx", bytes(31)),
     Wrong("attempt_failed", "reason", "x"),
     Wrong("welcome", "manifest_signature", b""),
