@@ -4,12 +4,13 @@ Nothing listens at a site. Frames are bounded by `tidegate.convert`, which alone
 values.
 """
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from edge_node.config import SessionSettings
 from edge_node.enrol import Credentials
@@ -18,6 +19,7 @@ from tidegate.v1 import federation_pb2, transfer_pb2
 _SESSION = "/tidegate.v1.FederationService/Session"
 _TRANSFER = "/tidegate.v1.TransferService/"
 _MAX_FRAME_BYTES = 64 << 20
+_Frame = TypeVar("_Frame", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,32 @@ class Link:
             ("grpc.initial_reconnect_backoff_ms", round(1000 * settings.backoff_s)),
             ("grpc.max_reconnect_backoff_ms", round(1000 * settings.backoff_max_s)),
         )
-        channel = grpc.aio.secure_channel(credentials.sites_address, trust, options)
+        return cls.over(grpc.aio.secure_channel(credentials.sites_address, trust, options))
+
+    @classmethod
+    def over(cls, channel: grpc.aio.Channel) -> "Link":
+        """Name the four calls of a channel."""
         return cls(
             channel=channel,
             session=channel.stream_stream(
                 _SESSION,
                 request_serializer=federation_pb2.SessionRequest.SerializeToString,
-                response_deserializer=federation_pb2.SessionResponse.FromString,
+                response_deserializer=_reader(federation_pb2.SessionResponse),
             ),
             upload=channel.stream_unary(
                 f"{_TRANSFER}Upload",
                 request_serializer=transfer_pb2.UploadRequest.SerializeToString,
-                response_deserializer=transfer_pb2.UploadResponse.FromString,
+                response_deserializer=_reader(transfer_pb2.UploadResponse),
             ),
             upload_offset=channel.unary_unary(
                 f"{_TRANSFER}UploadOffset",
                 request_serializer=transfer_pb2.UploadOffsetRequest.SerializeToString,
-                response_deserializer=transfer_pb2.UploadOffsetResponse.FromString,
+                response_deserializer=_reader(transfer_pb2.UploadOffsetResponse),
             ),
             download=channel.unary_stream(
                 f"{_TRANSFER}Download",
                 request_serializer=transfer_pb2.DownloadRequest.SerializeToString,
-                response_deserializer=transfer_pb2.DownloadResponse.FromString,
+                response_deserializer=_reader(transfer_pb2.DownloadResponse),
             ),
         )
 
@@ -80,3 +86,19 @@ class Link:
     ) -> AsyncIterable[transfer_pb2.DownloadResponse]:
         """Start a download."""
         return self.download(request)
+
+
+def _reader(kind: type[_Frame]) -> Callable[[bytes], _Frame]:
+    """Give what parses frames of a kind; bytes that are none become an empty frame.
+
+    gRPC would turn an exception here into a None where a frame is due. An empty frame breaks the
+    bounds in `tidegate.convert`, which refuses it like any other bad one.
+    """
+
+    def read(raw: bytes) -> _Frame:
+        try:
+            return kind.FromString(raw)
+        except DecodeError:
+            return kind()
+
+    return read

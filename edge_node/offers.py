@@ -181,11 +181,24 @@ class OfferDesk:
 
 
 def _read(offer: StoredJob, manifest: Manifest) -> _Reading:
+    """Read an offer, every byte of which the aggregator chose.
+
+    Raises:
+        PeerError: It is not a job that this version can run, whatever is wrong with it.
+    """
+    try:
+        return _derive(offer, manifest)
+    except ArithmeticError as error:
+        # Numbers may each be in range and their product not: a bad offer never stops the daemon.
+        raise PeerError(Reason.MALFORMED, "the job's numbers are out of all proportion") from error
+
+
+def _derive(offer: StoredJob, manifest: Manifest) -> _Reading:
     """Derive the plan anew from job and manifest; it must be the one offered, number by number."""
     job_file = JobFile.parse_received(offer.job_toml)
     spec = VectorSpec.from_bytes(offer.vector_spec)
-    plan = EncodingPlan.from_bytes(offer.encoding)
     rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
+    plan = EncodingPlan.from_bytes(offer.encoding)
     epsilon = check_encoding(plan, privacy_terms(job_file), spec, rules)
     if plan.mode is Mode.NONE and plan.metrics_length:
         raise PeerError(Reason.POLICY, "mode 'none' has no metrics yet: remove [[metrics]]")
