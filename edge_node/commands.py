@@ -11,6 +11,7 @@ from privacy.pipeline import EncodingPlan
 from privacy.secagg.commands import Commit, Purpose, Step
 from privacy.secagg.messages import (
     AbortRequest,
+    Fingerprint,
     MaskTerm,
     Roster,
     ShareDelivery,
@@ -30,11 +31,13 @@ class AcceptedJob:
     Attributes:
         plan: The encoding as offered and checked.
         step_timeout_s: Seconds without progress after which the site leaves an attempt.
+        previous_survivors: Who was in the job's last sum before a restart, as the store knows it.
     """
 
     job_id: str
     plan: EncodingPlan
     step_timeout_s: float = 600.0
+    previous_survivors: frozenset[Fingerprint] | None = None
 
 
 # --- local events --------------------------------------------------------------------------------
@@ -222,7 +225,9 @@ class CommitStep:
     """Make a step durable; answer with ``StepCommitted`` or ``StepRefused``.
 
     Attributes:
-        facts: At step 1: what ``Participant.restore_attempt`` needs after a crash.
+        facts: At step 1: what ``Exchange.restore`` needs after a crash.
+        survivors: At step 4 in mode ``none``: U3 of the sum that may be opened from then on; kept
+            with the job, so that a restart does not forget it.
     """
 
     ctx: bytes
@@ -232,6 +237,7 @@ class CommitStep:
     version: int
     commit: Commit
     facts: bytes = b""
+    survivors: tuple[Fingerprint, ...] = ()
 
 
 @dataclass(frozen=True)

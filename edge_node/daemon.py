@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from edge_node import log
@@ -340,6 +341,7 @@ class EdgeNode:
             log.warning("job cannot be run here", job=offer.job_id, why=error)
             return JobJudged(offer.job_id, None, Reason.POLICY, "this site cannot run the job now")
         self._bench.jobs[offer.job_id] = local
+        job = replace(job, previous_survivors=self._store.last_sum(offer.job_id))
         self._accepted[offer.job_id] = JobJudged(offer.job_id, job)
         return self._accepted[offer.job_id]
 

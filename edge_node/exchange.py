@@ -28,6 +28,8 @@ from edge_node.commands import (
 from edge_node.job_state import AttemptFacts, JobState, LiveAttempt, Phase
 from edge_node.policy import Policy, cohort_policy
 from privacy.errors import PeerError, Reason
+from privacy.pipeline import Mode
+from privacy.secagg import slots
 from privacy.secagg.commands import (
     Abort,
     Commit,
@@ -51,7 +53,6 @@ from privacy.secagg.messages import (
     MaskTerm,
     Published,
     SignedBundle,
-    SurvivorSet,
 )
 from privacy.secagg.rules import SiteConfig
 from privacy.secagg.site import SiteAttempt, SiteSecrets
@@ -123,7 +124,7 @@ class Exchange:
         names: tuple[str, int, int],
         facts: bytes,
         held: tuple[SignedBundle, SiteSecrets],
-        slots: Mapping[Step, bytes],
+        stored: Mapping[Step, bytes],
         now_s: float,
     ) -> bool:
         """Take up an attempt that a crash interrupted, with nothing forgotten.
@@ -132,7 +133,7 @@ class Exchange:
             names: Job id, round, attempt.
             facts: `CommitStep.facts` of its step 1.
             held: Its own bundle and its secrets, as they were.
-            slots: Its durable slots.
+            stored: Its durable slots.
             now_s: Unix seconds.
 
         Returns:
@@ -145,10 +146,14 @@ class Exchange:
         known = AttemptFacts.decode(facts)
         context = self._context(self._sealed, job_id, number, attempt)
         config = self._config(self._sealed, state, context, known)
-        machine = SiteAttempt.restore(config, *held, slots, now_s)
-        charged = Step.MASKED_UPDATE in slots
+        machine = SiteAttempt.restore(config, *held, stored, now_s)
+        charged = Step.MASKED_UPDATE in stored
         state.ctx = ctx = context.digest()
-        self._attempts[ctx] = LiveAttempt(ctx, machine, job_id, context, known, charged)
+        slot = stored.get(Step.CONSISTENCY)
+        survivors = _survivors(machine, slot) if self._is_plain(job_id) else ()
+        self._attempts[ctx] = LiveAttempt(
+            ctx, machine, job_id, context, known, charged, survivors=survivors
+        )
         return True
 
     def next_deadline_s(self) -> float | None:
@@ -197,12 +202,19 @@ class Exchange:
         except PeerError as error:
             why = str(error.args[0])
             note = Note("attempt not joined", {"ctx": ctx, "why": why}, warning=True)
-            return [note, SendMessage(AttemptFailed(ctx, error.reason, why))]
+            # The shell had looked its secrets up by then: nothing of a refused roster stays.
+            return [EraseAttempt(ctx), note, SendMessage(AttemptFailed(ctx, error.reason, why))]
 
     def _begin(self, state: JobState | None, event: RosterArrived, now_s: float) -> Commands:
         sealed = self._sealed
         if state is None or sealed is None or state.wanted is None:
             raise PeerError(Reason.UNKNOWN_JOB, "this site takes no part in that job")
+        named = event.roster.context
+        context = self._context(sealed, state.job.job_id, state.wanted.round, named.attempt)
+        if context != named:
+            raise PeerError(Reason.WRONG_CONTEXT, "the roster is for another round or manifest")
+        if (context.round, context.attempt) <= event.last_accepted:
+            raise PeerError(Reason.REPLAY, "the roster is of an attempt that was used up")
         older = self._attempts.get(state.ctx or b"")
         if older is not None:
             # Accepting a+1 kills a: its abort is signed and durable before a+1 begins.
@@ -212,10 +224,6 @@ class Exchange:
             raise PeerError(Reason.REPLAY, "this site has no update that is not used up")
         if event.own_bundle is None or event.secrets is None:
             raise PeerError(Reason.REPLAY, "the roster holds no bundle of this site's stock")
-        named = event.roster.context
-        context = self._context(sealed, state.job.job_id, state.wanted.round, named.attempt)
-        if context != named:
-            raise PeerError(Reason.WRONG_CONTEXT, "the roster is for another round or manifest")
         facts = AttemptFacts(state.update, state.head, event.last_accepted)
         config = self._config(sealed, state, context, facts)
         machine = SiteAttempt(config, event.own_bundle, event.secrets)
@@ -252,18 +260,17 @@ class Exchange:
                 return []
             case _:
                 inner = event
-        live.answers_abort = live.answers_abort or isinstance(event, AbortRequest)
-        commands = self._feed(live, inner, now_s)
-        if isinstance(event, SurvivorSet):
-            self._remember_survivors(live, event)
-        return commands
+        return self._feed(live, inner, now_s)
 
     def _on_committed(self, live: LiveAttempt, step: Step, now_s: float) -> Commands:
+        state = self._jobs.get(live.job_id)
         if step is Step.MASKED_UPDATE:
             live.charged = True
-            state = self._jobs.get(live.job_id)
             if state is not None:
                 state.update = None
+        elif step is Step.UNMASK and state is not None and live.survivors:
+            # The shares leave now, so this sum may be opened: the next one is held against it.
+            state.previous_survivors = frozenset(live.survivors)
         return self._feed(live, Committed(step), now_s)
 
     def _on_result(self, live: LiveAttempt, result: AttemptResult, now_s: float) -> Commands:
@@ -272,17 +279,9 @@ class Exchange:
             return self._abort(live, "the sum was published without this site", now_s)
         return self._feed(live, Published(result.ctx, result.transcript_hash), now_s)
 
-    def _remember_survivors(self, live: LiveAttempt, event: SurvivorSet) -> None:
-        """Keep U3 for the rule on adjacent cohorts, once the machine has accepted it."""
-        cohort, state = live.machine.cohort, self._jobs.get(live.job_id)
-        if cohort is not None and state is not None and not live.dead:
-            members = cohort.members
-            state.previous_survivors = frozenset(members[index - 1] for index in event.survivors)
-
     # --- the machine -----------------------------------------------------------------------------
 
     def _abort(self, live: LiveAttempt, why: str, now_s: float) -> Commands:
-        live.answers_abort = True
         return self._feed(live, AbortRequest(live.ctx, why), now_s)
 
     def _feed(self, live: LiveAttempt, event: SiteEvent, now_s: float) -> Commands:
@@ -291,6 +290,8 @@ class Exchange:
         except PeerError as error:
             facts: dict[str, object] = {"kind": type(event).__name__, "why": str(error)}
             return [Note("frame dropped", {"ctx": live.ctx, **facts}, warning=True)]
+        # Only now: a frame that the machine dropped leaves no trace but the note.
+        live.answers_abort = live.answers_abort or isinstance(event, AbortRequest)
         return self._carry(live, commands, now_s)
 
     def _carry(self, live: LiveAttempt, commands: list[SiteCommand], now_s: float) -> Commands:
@@ -302,7 +303,7 @@ class Exchange:
                 case Sign(purpose, message):
                     given.append(SignStep(ctx, purpose, message))
                 case Commit():
-                    given.append(_commit(ctx, live, command))
+                    given.append(self._commit(ctx, live, command))
                 case Send(message):
                     given.append(SendMessage(message))
                 case MaskAndUpload(terms):
@@ -312,6 +313,27 @@ class Exchange:
                 case Erase():
                     given += self._on_erase(ctx, live, now_s)
         return given
+
+    def _commit(self, ctx: bytes, live: LiveAttempt, commit: Commit) -> CommitStep:
+        """Add what is stored with a step: what it was begun with, or whose sum may be opened."""
+        context, step = live.context, commit.step
+        if step is Step.CONSISTENCY and self._is_plain(live.job_id):
+            live.survivors = _survivors(live.machine, commit.slot)
+        return CommitStep(
+            ctx=ctx,
+            job_id=live.job_id,
+            round=context.round,
+            attempt=context.attempt,
+            version=live.facts.version,
+            commit=commit,
+            facts=live.facts.encode() if step is Step.SHARE_KEYS else b"",
+            survivors=live.survivors if step is Step.UNMASK else (),
+        )
+
+    def _is_plain(self, job_id: str) -> bool:
+        """Whether the rule on adjacent cohorts holds for a job: noise does not hide its sums."""
+        state = self._jobs.get(job_id)
+        return state is not None and state.job.plan.mode is Mode.NONE
 
     def _upload(self, ctx: bytes, live: LiveAttempt, terms: tuple[MaskTerm, ...]) -> Commands:
         state = self._jobs.get(live.job_id)
@@ -365,17 +387,13 @@ class Exchange:
         )
 
 
-def _commit(ctx: bytes, live: LiveAttempt, commit: Commit) -> CommitStep:
-    context = live.context
-    return CommitStep(
-        ctx=ctx,
-        job_id=live.job_id,
-        round=context.round,
-        attempt=context.attempt,
-        version=live.facts.version,
-        commit=commit,
-        facts=live.facts.encode() if commit.step is Step.SHARE_KEYS else b"",
-    )
+def _survivors(machine: SiteAttempt, slot: bytes | None) -> tuple[Fingerprint, ...]:
+    """Give U3 as the machine accepted it: from slot 3, never from a frame; none in an abort."""
+    cohort = machine.cohort
+    found = None if slot is None else slots.decode(Step.CONSISTENCY, slot)
+    if cohort is None or not isinstance(found, slots.SurvivorSlot):
+        return ()
+    return tuple(cohort.members[index - 1] for index in found.survivors)
 
 
 def _on_abort(ctx: bytes, live: LiveAttempt, reason: Reason, why: str) -> Commands:

@@ -59,7 +59,7 @@ class JobState:
         announced: ``Ready`` was sent for the update, and no roster has come for it since.
         ctx: The live attempt's context.
         next_roster: A roster that waits for the live attempt to die first.
-        previous_survivors: Who was in the last sum that this site signed for.
+        previous_survivors: Who was in the last sum that this site released its shares for.
     """
 
     job: AcceptedJob
@@ -189,6 +189,7 @@ class LiveAttempt:
         begun: Slot 1 is durable.
         dead: The machine has given it up.
         answers_abort: The aggregator asked for the abort, so no failure is reported to it.
+        survivors: U3 as signed in step 3, for the rule on adjacent cohorts; mode ``none`` only.
     """
 
     ctx: bytes
@@ -199,3 +200,4 @@ class LiveAttempt:
     charged: bool = False
     dead: bool = False
     answers_abort: bool = False
+    survivors: tuple[Fingerprint, ...] = ()

@@ -87,8 +87,8 @@ class Participant:
         return self.exchange.manifest
 
     def restore_job(self, job: AcceptedJob) -> None:
-        """Take up a job that was accepted before a restart."""
-        self._jobs[job.job_id] = JobState(job)
+        """Take up a job that was accepted, now or before a restart."""
+        self._jobs[job.job_id] = JobState(job, previous_survivors=job.previous_survivors)
 
     def next_deadline_s(self) -> float | None:
         """Return when to send ``TimePassed`` if nothing comes, Unix seconds; None if never."""
@@ -123,10 +123,11 @@ class Participant:
                 Reason.WRONG_CONTEXT,
                 f"the aggregator speaks {welcome.protocol!r}, this site {PROTOCOL!r}: update one",
             )
+        commands: Commands = [Note("waiting for the operator to seal the manifest", {})]
+        if welcome.manifest:
+            commands = self._check_manifest(welcome)
         self.exchange.online = True
-        if not welcome.manifest:
-            return [Note("waiting for the operator to seal the manifest", {})]
-        return self._check_manifest(welcome) + self.exchange.resume(now_s)
+        return commands + (self.exchange.resume(now_s) if welcome.manifest else [])
 
     def _on_bundle_request(self, request: BundleRequest, _now_s: float) -> Commands:
         return [RefillBundles(request.count)] if self.manifest is not None else []
@@ -177,7 +178,7 @@ class Participant:
             reply = JobReply(verdict.job_id, False, verdict.reason, verdict.detail)
             return [Note("job refused", facts, warning=True), SendMessage(reply)]
         if job.job_id not in self._jobs:
-            self._jobs[job.job_id] = JobState(job)
+            self.restore_job(job)
         return [
             Note("job accepted", {"job": job.job_id}),
             SendMessage(JobReply(job.job_id, True, "", "")),

@@ -62,6 +62,7 @@ class StepWriter:
                 begin=begin,
                 charge=None if charge is None else charge.row,
                 update=None if update is None else update_to_bytes(update),
+                sum_of=(command.job_id, command.survivors) if command.survivors else None,
             )
         )
         if charge is not None:

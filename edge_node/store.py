@@ -2,7 +2,8 @@
 
 Rules kept here (secure-aggregation.md, "Keys and bundles" and "Every step has one durable slot"):
 - one transaction a step: slot, at step 1 also the burnt serial and the attempt, at step 2 also the
-  charge; with it generation g+1; then the mirror; only then may the caller let bytes leave;
+  charge, at step 4 (mode ``none``) also whose sum it is; with it generation g+1; then the mirror;
+  only then may the caller let bytes leave;
 - a slot is written once; the identical input finds it, a different one is refused;
 - secrets lie wrapped under the boot key, bound to their place; without it they are void.
 Not kept here: what a charge costs (`budget.py`), what a step means (`privacy.secagg.site`).
@@ -36,6 +37,7 @@ from tidegate.keys import write_private
 
 _LARGE_UPDATE_BYTES = 4 << 20
 """A larger update lies in a file of its own, so that the database's log stays small."""
+_FINGERPRINT_BYTES = 32
 _RECONCILE = "refuse work until an administrator has run `edge-node reconcile`"
 
 
@@ -253,6 +255,10 @@ class Store:
             ) from error
         if record.charge is not None:
             self._charge(record.charge)
+        if record.sum_of is not None:
+            job_id, survivors = record.sum_of
+            row = (job_id, b"".join(survivors))
+            self._db.execute("INSERT OR REPLACE INTO last_sums VALUES (?, ?)", row)
 
     def _charge(self, row: tuple[str, int, bytes, str]) -> None:
         dataset_id, sequence, entry, head = row
@@ -335,6 +341,16 @@ class Store:
             (job_id,),
         ).fetchone()
         return (-1, -1) if row is None else (row[0], row[1])
+
+    def last_sum(self, job_id: str) -> frozenset[bytes] | None:
+        """Give the members of the job's last sum that may have been opened; None before any."""
+        row = self._db.execute(
+            "SELECT survivors FROM last_sums WHERE job_id = ?", (job_id,)
+        ).fetchone()
+        if row is None:
+            return None
+        size = _FINGERPRINT_BYTES
+        return frozenset(row[0][begin : begin + size] for begin in range(0, len(row[0]), size))
 
     # --- ledger ----------------------------------------------------------------------------------
 

@@ -57,6 +57,9 @@ CREATE TABLE jobs (
   encoding BLOB NOT NULL,
   state TEXT NOT NULL
 ) STRICT;
+-- U3 of the last sum of a job that this site released its shares for: fingerprints in a row. It
+-- outlives the job: one that ends and is offered again must not shake the rule off.
+CREATE TABLE last_sums (job_id TEXT PRIMARY KEY, survivors BLOB NOT NULL) STRICT;
 CREATE TABLE apps (sha256 BLOB PRIMARY KEY, content BLOB NOT NULL) STRICT;
 """
 
@@ -104,6 +107,7 @@ class StepRecord:
         begin: At step 1: the attempt, whose serial is burnt with it.
         charge: (data-set id, sequence, canonical bytes, new head) of the ledger entry.
         update: The update's integers, kept from step 2 until released, or None.
+        sum_of: At step 4: the job and the members of its sum, or None.
     """
 
     ctx: bytes
@@ -113,6 +117,7 @@ class StepRecord:
     begin: StoredAttempt | None = None
     charge: tuple[str, int, bytes, str] | None = None
     update: bytes | None = field(default=None, repr=False)
+    sum_of: tuple[str, tuple[bytes, ...]] | None = None
 
 
 @dataclass(frozen=True)

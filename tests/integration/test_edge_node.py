@@ -15,6 +15,7 @@ from edge_node.store_schema import connect, read_ledgers
 from privacy.errors import PeerError, Reason, UsageError
 from tests.support.live_aggregator import RECORD, LiveAggregator, job_toml
 from tests.support.live_site import FakeTrainer, LiveSite
+from tidegate.v1 import operator_pb2 as pb
 
 JOB = {"privacy": RECORD, "target": 5}
 
@@ -95,6 +96,23 @@ def test_a_site_killed_in_the_middle_comes_back_and_its_ledger_holds(tmp_path):
             assert 3 <= first.rounds_in < 12
         line = charges(sites[0])
         assert first.rounds_in <= line.charges <= 13
+
+    run(scenario())
+
+
+def test_a_restart_does_not_forget_whose_sum_was_the_last_one(tmp_path):
+    async def scenario():
+        async with market(tmp_path) as (live, sites):
+            job_id = await live.submit(job_toml(rounds=30))
+            await live.watch(job_id, until=lambda job: job.round >= 3)
+            await sites[0].crash()
+            sites[0].start()
+            await live.watch(job_id, until=lambda job: job.round >= 4)
+            state = sites[0].node._participant._jobs[job_id]
+            everyone = frozenset(site.signer.fingerprint for site in sites)
+            assert state.job.previous_survivors == everyone
+            assert sites[0].store.last_sum(job_id) == everyone
+            await live.api.StopJob(pb.StopJobRequest(job_id=job_id, why="enough"))
 
     run(scenario())
 

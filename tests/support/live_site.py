@@ -38,7 +38,8 @@ loader = "npz"
 path = "rows.npz"
 """
 POLICY_TOML = """
-modes = ["record-distributed"]
+modes = ["record-distributed", "none"]
+allow_no_dp = true
 allowed_apps = ["sha256:{app}"]
 datasets = ["credit"]
 max_epsilon_per_job = 100.0
@@ -69,6 +70,10 @@ class FakeTrainer:
             raise TrainerFailure("the app raised an exception", "KeyError with a customer's name")
         gradients = np.full((len(rows_NC), self.job.spec.length), 0.01, np.float32)
         on_chunk(gradients, np.zeros((len(rows_NC), 0), np.float32), len(rows_NC))
+
+    async def local_steps(self, model_D, batches, learning_rate):
+        await asyncio.sleep(0)
+        return model_D - np.float32(learning_rate * 0.01)
 
     async def stop(self):
         pass

@@ -59,8 +59,9 @@ def open_policy(**changes):
 class SimSite:
     """One participant and its shell; ``sent`` holds what went to the aggregator."""
 
-    def __init__(self, name, manifest=None, policy=None):
+    def __init__(self, name, manifest=None, policy=None, plan=PLAN):
         self.name = name
+        self.plan = plan
         self.signer = signer(P256.name, name)
         self.me = self.signer.fingerprint
         identity = SiteIdentity(
@@ -76,6 +77,7 @@ class SimSite:
         self.slots = {}
         self.begun = {}
         self.charges = []
+        self.last_sum = None
         self.ready = {}
         self.charged = {}
         self.pinned = None
@@ -120,7 +122,8 @@ class SimSite:
             case ec.RefillBundles(count):
                 self.refill(count)
             case ec.ConsiderJob(offer):
-                return ec.JobJudged(offer.job_id, ec.AcceptedJob(offer.job_id, PLAN))
+                job = ec.AcceptedJob(offer.job_id, self.plan, previous_survivors=self.last_sum)
+                return ec.JobJudged(offer.job_id, job)
             case ec.Train():
                 return self.train(command)
             case ec.SignStep(ctx, purpose, message):
@@ -181,6 +184,9 @@ class SimSite:
             self.charged[command.ctx] = update
             if command.commit.charge:
                 self.charges.append(command.ctx)
+        if command.survivors:
+            assert step is sc.Step.UNMASK
+            self.last_sum = frozenset(command.survivors)
         return ec.StepCommitted(command.ctx, step)
 
     def take(self, kind):
@@ -193,10 +199,11 @@ class SimSite:
 class SimAggregator:
     """Rounds over simulated sites; ``lose`` says at which step a site falls silent."""
 
-    def __init__(self, names, policies=None, colluders=1, min_survivors=4):
+    def __init__(self, names, policies=None, colluders=1, min_survivors=4, plan=PLAN):
         self.manifest, (self.raw, self.signature) = make_manifest(names, colluders, min_survivors)
         policies = policies or {}
-        self.sites = {name: SimSite(name, policy=policies.get(name)) for name in names}
+        self.plan = plan
+        self.sites = {name: SimSite(name, None, policies.get(name), plan) for name in names}
         self.by_me = {site.me: site for site in self.sites.values()}
         self.stock = {site.me: deque() for site in self.sites.values()}
         self.delivered = []
@@ -217,7 +224,7 @@ class SimAggregator:
             self.stock[site.me].extend(site.take(m.BundleStock)[0].bundles)
 
     def offer(self):
-        offer = m.JobOffer(self.job_id, b"job", b"a" * 32, 10, b"spec", PLAN.to_bytes())
+        offer = m.JobOffer(self.job_id, b"job", b"a" * 32, 10, b"spec", self.plan.to_bytes())
         for site in self.sites.values():
             site.feed(offer)
             assert site.take(m.JobReply)[0].accepted
@@ -253,7 +260,7 @@ class SimAggregator:
             P256.name, "market", self.manifest.hash(), self.job_id, 1, self.round, self.attempt
         )
         plan = CohortPlan(
-            encoding=PLAN.to_bytes(),
+            encoding=self.plan.to_bytes(),
             ring_bits=PLAN.bits,
             length=PLAN.length,
             colluders=self.manifest.colluders,

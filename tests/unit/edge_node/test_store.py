@@ -419,3 +419,30 @@ def test_a_wrapped_secret_opens_only_in_its_place(tmp_path):
         key.unwrap(sealed, b"place two")
     with pytest.raises(UsageError):
         key.unwrap(sealed[:-1] + bytes([sealed[-1] ^ 1]), b"place one")
+
+
+# --- whose sum it was ----------------------------------------------------------------------------
+
+SURVIVORS = (b"a" * 32, b"b" * 32, b"c" * 32)
+
+
+def test_the_members_of_the_last_sum_outlive_restart_and_job(site, store):
+    begin(store)
+    assert store.last_sum("job-1") is None
+    store.commit_step(step(4, sum_of=("job-1", SURVIVORS[:2])))
+    begin(store, b"e" * 32, 2)
+    store.commit_step(step(4, b"e" * 32, sum_of=("job-1", SURVIVORS)))
+    store.erase(CTX)
+    store.end_job("job-1", "finished")
+    again = site.open()
+    assert again.last_sum("job-1") == frozenset(SURVIVORS)
+    assert again.last_sum("job-2") is None
+    again.close()
+
+
+def test_a_refused_step_does_not_change_the_last_sum(store):
+    begin(store)
+    store.commit_step(step(4, sum_of=("job-1", SURVIVORS)))
+    with pytest.raises(PeerError):
+        store.commit_step(step(4, sum_of=("job-1", SURVIVORS[:2])))
+    assert store.last_sum("job-1") == frozenset(SURVIVORS)
