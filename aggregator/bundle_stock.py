@@ -56,15 +56,18 @@ class BundleStock:
             shelf = self._shelves[site] = _Shelf(instance_id)
         shelf.asked = False
 
-    def count(self, site: Fingerprint) -> int:
-        """Return how many bundles of a site are here."""
+    def count(self, site: Fingerprint, now_s: float) -> int:
+        """Return how many bundles of a site are here that hold for an attempt begun soon."""
         shelf = self._shelves.get(site)
-        return len(shelf.bundles) if shelf else 0
+        if shelf is None:
+            return 0
+        self._drop_expired(shelf, now_s + _EXPIRY_MARGIN_S)
+        return len(shelf.bundles)
 
-    def missing(self, site: Fingerprint) -> int:
+    def missing(self, site: Fingerprint, now_s: float) -> int:
         """Return how many bundles to ask a connected site for now; 0 while it was asked already."""
         shelf = self._shelves.get(site)
-        if shelf is None or shelf.asked or len(shelf.bundles) > self._target // 2:
+        if shelf is None or shelf.asked or self.count(site, now_s) > self._target // 2:
             return 0
         shelf.asked = True
         return self._target - len(shelf.bundles)
@@ -97,14 +100,25 @@ class BundleStock:
             shelf.bundles.append(signed)
 
     def take(self, site: Fingerprint, now_s: float) -> SignedBundle | None:
-        """Take one bundle out, for good; None where there is none."""
+        """Take one bundle out, for good; None where there is none.
+
+        What was counted is taken up to half the margin later: a site that was ready with a bundle
+        does not lose it while the cohort gathers.
+        """
         shelf = self._shelves.get(site)
-        while shelf is not None and shelf.bundles:
-            signed = shelf.bundles.popleft()
-            self._keys.difference_update(self._identities(signed))
-            if signed.bundle.not_after_s > now_s + _EXPIRY_MARGIN_S:
-                return signed
-        return None
+        if shelf is None:
+            return None
+        self._drop_expired(shelf, now_s + _EXPIRY_MARGIN_S / 2)
+        if not shelf.bundles:
+            return None
+        signed = shelf.bundles.popleft()
+        self._keys.difference_update(self._identities(signed))
+        return signed
+
+    def _drop_expired(self, shelf: _Shelf, until_s: float) -> None:
+        """Drop the bundles that do not hold beyond a moment; a site makes them in order."""
+        while shelf.bundles and shelf.bundles[0].bundle.not_after_s <= until_s:
+            self._keys.difference_update(self._identities(shelf.bundles.popleft()))
 
     def _check(self, shelf: _Shelf, site: Fingerprint, signed: SignedBundle, now_s: float) -> None:
         bundle = signed.bundle

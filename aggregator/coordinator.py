@@ -320,7 +320,7 @@ class Coordinator:
         )
 
     def _ask_for_bundles(self, session: SiteSession) -> None:
-        missing = self._stock.missing(session.site.fingerprint) if self._stock else 0
+        missing = self._stock.missing(session.site.fingerprint, time.time()) if self._stock else 0
         if missing:
             self.transferred(session.site, 0, session.send(BundleRequest(missing)))
 
@@ -339,7 +339,7 @@ class Coordinator:
 
     def bundles(self, site: EnrolledSite) -> int:
         """Return how many key bundles of a site are in stock."""
-        return self._stock.count(site.fingerprint) if self._stock is not None else 0
+        return self._stock.count(site.fingerprint, time.time()) if self._stock is not None else 0
 
     # --- jobs -------------------------------------------------------------------------------------
 

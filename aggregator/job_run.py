@@ -349,7 +349,7 @@ class JobRun:
         stale = self._model is None or message.version != self._model.version
         if stale or not self._is_current(message.round):
             return
-        if self._around.stock.count(site) == 0:
+        if self._around.stock.count(site, time.time()) == 0:
             self._sites.lack_bundle.add(site)
             return
         self._feed(SiteReady(site))

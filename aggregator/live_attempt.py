@@ -18,6 +18,7 @@ from aggregator.jobs import Job, JobStore
 from aggregator.registry import SealedManifest
 from aggregator.sessions import Sessions
 from aggregator.spool import Spool
+from privacy.errors import UsageError
 from privacy.planning import encoding_for_version
 from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import (
@@ -124,6 +125,8 @@ def open_attempt(
     manifest = around.sealed.manifest
     bundles = [around.stock.take(site, now_s) for site in cohort]
     drawn = tuple(signed for signed in bundles if signed is not None)
+    if len(drawn) != len(cohort):
+        raise UsageError("a site was counted ready without a key bundle")
     plan = encoding_for_version(job.plan, model.version)
     context = AttemptContext(
         suite=manifest.suite,

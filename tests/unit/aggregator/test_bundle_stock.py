@@ -51,14 +51,14 @@ def test_taken_once_in_order():
 def test_refill_is_asked_for_once_at_half():
     made = stock(4)
     me = key("a").fingerprint
-    assert made.missing(me) == 4
-    assert made.missing(me) == 0
+    assert made.missing(me, NOW_S) == 4
+    assert made.missing(me, NOW_S) == 0
     add(made, "a", *(signed_bundle(P256, "a", serial) for serial in range(1, 5)))
-    assert made.missing(me) == 0
+    assert made.missing(me, NOW_S) == 0
     made.take(me, NOW_S)
-    assert made.missing(me) == 0
+    assert made.missing(me, NOW_S) == 0
     made.take(me, NOW_S)
-    assert (made.missing(me), made.missing(me)) == (2, 0)
+    assert (made.missing(me, NOW_S), made.missing(me, NOW_S)) == (2, 0)
 
 
 def test_replayed_and_foreign_bundles_are_refused():
@@ -96,7 +96,7 @@ def test_no_more_than_there_is_room_for():
     made = stock(2)
     three = [signed_bundle(P256, "a", serial) for serial in (1, 2, 3)]
     assert refused(made, "a", *three) is Reason.TOO_LARGE
-    assert made.count(key("a").fingerprint) == 2
+    assert made.count(key("a").fingerprint, NOW_S) == 2
 
 
 def test_a_new_instance_voids_the_old_ones():
@@ -104,9 +104,9 @@ def test_a_new_instance_voids_the_old_ones():
     me = key("a").fingerprint
     add(made, "a", signed_bundle(P256, "a", 1))
     made.connect(me, signed_bundle(P256, "a", 1).bundle.instance_id)
-    assert made.count(me) == 1
+    assert made.count(me, NOW_S) == 1
     made.connect(me, b"n" * 16)
-    assert made.count(me) == 0
+    assert made.count(me, NOW_S) == 0
     add(made, "a", changed("a", 1, instance_id=b"n" * 16))
 
 
@@ -115,3 +115,21 @@ def test_what_expires_soon_is_not_handed_out():
     add(made, "a", signed_bundle(P256, "a", 1))
     me = key("a").fingerprint
     assert made.take(me, signed_bundle(P256, "a", 1).bundle.not_after_s - 60) is None
+
+
+def test_expired_bundles_are_no_stock_and_are_asked_for_anew():
+    made = stock(2)
+    me = key("a").fingerprint
+    add(made, "a", *(signed_bundle(P256, "a", serial) for serial in (1, 2)))
+    late_s = signed_bundle(P256, "a", 1).bundle.not_after_s - 500
+    assert (made.missing(me, NOW_S), made.count(me, NOW_S)) == (0, 2)
+    assert (made.count(me, late_s), made.missing(me, late_s)) == (0, 2)
+
+
+def test_what_was_counted_can_be_taken_while_the_cohort_gathers():
+    made = stock()
+    me = key("a").fingerprint
+    add(made, "a", signed_bundle(P256, "a", 1))
+    counted_s = signed_bundle(P256, "a", 1).bundle.not_after_s - 601
+    assert made.count(me, counted_s) == 1
+    assert made.take(me, counted_s + 290) is not None
