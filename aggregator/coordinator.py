@@ -289,11 +289,13 @@ class Coordinator:
             self._run.site_said(session, message)
             self._ask_for_bundles(session)
 
-    def upload_completed(self, site: EnrolledSite, ctx: bytes, sha256: bytes) -> None:
+    def upload_completed(
+        self, site: EnrolledSite, ctx: bytes, sha256: bytes, epsilon_spent: float
+    ) -> None:
         """Take note of a whole upload."""
         if self._run is None:
             raise PeerError(Reason.WRONG_CONTEXT, "an upload, and no job is running")
-        self._run.upload_completed(site.fingerprint, ctx, sha256)
+        self._run.upload_completed(site.fingerprint, ctx, sha256, epsilon_spent)
 
     def transferred(self, site: EnrolledSite, up: int, down: int) -> None:
         """Count bytes on the wire."""

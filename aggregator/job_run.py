@@ -290,14 +290,18 @@ class JobRun:
             case _:
                 raise PeerError(Reason.MALFORMED, "not a message about a job")
 
-    def upload_completed(self, site: Fingerprint, ctx: bytes, sha256: bytes) -> None:
-        """Take note of a whole upload.
+    def upload_completed(
+        self, site: Fingerprint, ctx: bytes, sha256: bytes, epsilon_spent: float
+    ) -> None:
+        """Take note of a whole upload, and of what it cost the site.
 
         Raises:
             PeerError: The attempt does not want it any more.
         """
         if self._attempt is None or self._attempt.ctx != ctx:
             raise PeerError(Reason.WRONG_CONTEXT, "an upload for an attempt that is over")
+        tally = self.progress.sites[self._members[site]]
+        tally.epsilon = max(tally.epsilon, epsilon_spent)
         self._feed(Exchanged(UploadCompleted(site, sha256)))
 
     def bundles_arrived(self, site: Fingerprint) -> None:

@@ -26,7 +26,9 @@ _Request = TypeVar("_Request", pb.UploadRequest, pb.UploadOffsetRequest, pb.Down
 class TransferEvents(Protocol):
     """Who is told about transfers; every call is short and does not block."""
 
-    def upload_completed(self, site: EnrolledSite, ctx: bytes, sha256: bytes) -> None:
+    def upload_completed(
+        self, site: EnrolledSite, ctx: bytes, sha256: bytes, epsilon_spent: float
+    ) -> None:
         """Take note that a masked update is here whole, its digest checked.
 
         Raises:
@@ -108,13 +110,13 @@ class TransferService:
         sealed = self._registry.sealed
         limits = Limits.of(sealed.manifest.limits) if sealed else convert.DEFAULT_LIMITS
         upload: Upload | None = None
-        ctx, stream, size = b"", 0, 0
+        ctx, stream, size, spent = b"", 0, 0, 0.0
         async for frame in frames:
             self._events.transferred(site, len(frame) + FRAME_BYTES, 0)
             message = _parse(pb.UploadRequest, frame)
             if upload is None:
                 header = convert.upload_header_from_wire(message, limits)
-                ctx, size = header.ctx, header.size
+                ctx, size, spent = header.ctx, header.size, header.epsilon_spent
                 upload = self._spool.begin(ctx, site.site_id, size, header.sha256)
                 stream = upload.stream
                 continue
@@ -123,7 +125,7 @@ class TransferService:
         if upload is None:
             raise PeerError(Reason.MALFORMED, "an upload without a header")
         if upload.whole:
-            self._events.upload_completed(site, ctx, upload.sha256)
+            self._events.upload_completed(site, ctx, upload.sha256, spent)
         receipt = UploadReceipt(upload.received, upload.sha256 if upload.whole else b"")
         answer = convert.upload_receipt_to_wire(receipt).SerializeToString()
         self._events.transferred(site, 0, len(answer) + FRAME_BYTES)

@@ -63,6 +63,7 @@ from privacy.secagg.messages import Roster
 from tidegate.convert import Limits
 from tidegate.manifest import Manifest, parse
 from tidegate.messages import BundleStock
+from tidegate.requests import UploadHeader
 
 _STOP_WITHIN_S = 2.0
 _MANIFEST_PIN = "manifest"
@@ -431,6 +432,9 @@ class EdgeNode:
                 update = self._bench.update_of(ctx)
                 masked = await mask_update(update, command.terms, command.ring_bits)
                 self._bench.masked[ctx] = masked
-            await send_update(self._link, ctx, masked, resume=resume)
+            local = self._bench.jobs.get(command.job_id)
+            spent = 0.0 if local is None else self._spent(local.dataset.dataset_id)
+            header = UploadHeader(ctx, len(masked.data), masked.sha256, spent)
+            await send_update(self._link, header, masked, resume=resume)
         except PeerError as error:
             self.dispatch(UploadFailed(ctx, error.reason, str(error.args[0])))

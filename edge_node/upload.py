@@ -46,14 +46,16 @@ async def mask_update(
     return await asyncio.to_thread(_mask, update, terms, ring_bits)
 
 
-async def send_update(link: Link, ctx: bytes, masked: MaskedBytes, *, resume: bool) -> None:
+async def send_update(
+    link: Link, header: UploadHeader, masked: MaskedBytes, *, resume: bool
+) -> None:
     """Upload until the aggregator holds every byte; a lost connection is waited out.
 
     The caller cancels this when the attempt is dead.
 
     Args:
         link: To the aggregator.
-        ctx: The attempt.
+        header: Names the attempt and these bytes.
         masked: What `mask_update` gave.
         resume: Ask first how much is there already.
 
@@ -64,10 +66,10 @@ async def send_update(link: Link, ctx: bytes, masked: MaskedBytes, *, resume: bo
     while True:
         try:
             if resume:
-                request = transfer_pb2.UploadOffsetRequest(ctx=ctx)
+                request = transfer_pb2.UploadOffsetRequest(ctx=header.ctx)
                 held = await link.upload_offset(request)
                 offset = convert.upload_offset_from_wire(held, len(masked.data))
-            answer = await link.upload(_requests(ctx, masked, offset))
+            answer = await link.upload(_requests(header, masked, offset))
         except grpc.aio.AioRpcError as error:
             if not is_passing(error):
                 raise peer_error_of(error, "upload of the masked update") from None
@@ -88,9 +90,8 @@ def _mask(update: NoisedUpdate, terms: tuple[MaskTerm, ...], ring_bits: int) -> 
 
 
 async def _requests(
-    ctx: bytes, masked: MaskedBytes, offset: int
+    header: UploadHeader, masked: MaskedBytes, offset: int
 ) -> AsyncIterator[transfer_pb2.UploadRequest]:
-    header = UploadHeader(ctx, len(masked.data), masked.sha256)
     yield convert.upload_header_to_wire(header)
     view = memoryview(masked.data)
     for begin in range(offset, len(view), CHUNK_BYTES):

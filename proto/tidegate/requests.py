@@ -29,11 +29,15 @@ class EnrolmentGrant:
 
 @dataclass(frozen=True)
 class UploadHeader:
-    """Site to aggregator: the masked update of attempt ``ctx``, its size and digest."""
+    """Site to aggregator: the masked update of attempt ``ctx``, its size and digest.
+
+    ``epsilon_spent`` is the site's ledger after this upload's charge (advisory; 0 where infinite).
+    """
 
     ctx: bytes
     size: int
     sha256: bytes
+    epsilon_spent: float = 0.0
 
 
 @dataclass(frozen=True)

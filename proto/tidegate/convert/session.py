@@ -48,7 +48,6 @@ JOB_ENDS = frozenset({"finished", "failed", "stopped"})
 
 _FLOAT32_BYTES = 4
 _MAX_NAME_CHARS = 64
-_MAX_EPSILON = 1e9
 _MAX_TIMING_S = 1e9
 
 
@@ -150,7 +149,9 @@ def _ready(message: pb.Ready, _sender: Fingerprint, _limits: Limits) -> Ready:
         job_id=bounds.slug(message.job_id, "ready.job_id"),
         round=bounds.whole(message.round, 0, bounds.MAX_ROUND, "ready.round"),
         version=bounds.whole(message.version, 0, bounds.MAX_ROUND, "ready.version"),
-        epsilon_spent=bounds.finite(message.epsilon_spent, _MAX_EPSILON, "ready.epsilon_spent"),
+        epsilon_spent=bounds.finite(
+            message.epsilon_spent, bounds.MAX_EPSILON, "ready.epsilon_spent"
+        ),
         train_s=bounds.finite(message.train_s, _MAX_TIMING_S, "ready.train_s"),
         exchange_s=bounds.finite(message.exchange_s, _MAX_TIMING_S, "ready.exchange_s"),
         wait_s=bounds.finite(message.wait_s, _MAX_TIMING_S, "ready.wait_s"),
@@ -158,7 +159,7 @@ def _ready(message: pb.Ready, _sender: Fingerprint, _limits: Limits) -> Ready:
 
 
 def _not_ready(message: pb.NotReady, _sender: Fingerprint, _limits: Limits) -> NotReady:
-    spent = bounds.finite(message.epsilon_spent, _MAX_EPSILON, "not_ready.epsilon_spent")
+    spent = bounds.finite(message.epsilon_spent, bounds.MAX_EPSILON, "not_ready.epsilon_spent")
     return NotReady(
         job_id=bounds.slug(message.job_id, "not_ready.job_id"),
         round=bounds.whole(message.round, 0, bounds.MAX_ROUND, "not_ready.round"),

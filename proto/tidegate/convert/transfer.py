@@ -78,13 +78,21 @@ def upload_header_from_wire(
         ctx=bounds.sha256(header.ctx, "upload.header.ctx"),
         size=bounds.whole(header.size, 1, most, "upload.header.size"),
         sha256=bounds.sha256(header.sha256, "upload.header.sha256"),
+        epsilon_spent=bounds.finite(
+            header.epsilon_spent, bounds.MAX_EPSILON, "upload.header.epsilon_spent"
+        ),
     )
 
 
 def upload_header_to_wire(header: UploadHeader) -> transfer_pb2.UploadRequest:
     """Give the first message of an upload."""
     return transfer_pb2.UploadRequest(
-        header=transfer_pb2.UploadHeader(ctx=header.ctx, size=header.size, sha256=header.sha256)
+        header=transfer_pb2.UploadHeader(
+            ctx=header.ctx,
+            size=header.size,
+            sha256=header.sha256,
+            epsilon_spent=header.epsilon_spent,
+        )
     )
 
 

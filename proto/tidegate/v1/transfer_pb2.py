@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidegate/v1/transfer.proto\x12\x0btidegate.v1\"X\n\rUploadRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.tidegate.v1.UploadHeader\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"9\n\x0cUploadHeader\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"2\n\x0eUploadResponse\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\"\n\x13UploadOffsetRequest\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\"(\n\x14UploadOffsetResponse\x12\x10\n\x08received\x18\x01 \x01(\x04\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\">\n\x10\x44ownloadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x32\xf6\x01\n\x0fTransferService\x12\x43\n\x06Upload\x12\x1a.tidegate.v1.UploadRequest\x1a\x1b.tidegate.v1.UploadResponse(\x01\x12S\n\x0cUploadOffset\x12 .tidegate.v1.UploadOffsetRequest\x1a!.tidegate.v1.UploadOffsetResponse\x12I\n\x08\x44ownload\x12\x1c.tidegate.v1.DownloadRequest\x1a\x1d.tidegate.v1.DownloadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atidegate/v1/transfer.proto\x12\x0btidegate.v1\"X\n\rUploadRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.tidegate.v1.UploadHeader\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"P\n\x0cUploadHeader\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x15\n\repsilon_spent\x18\x04 \x01(\x01\"2\n\x0eUploadResponse\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\"\"\n\x13UploadOffsetRequest\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\"(\n\x14UploadOffsetResponse\x12\x10\n\x08received\x18\x01 \x01(\x04\"1\n\x0f\x44ownloadRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\">\n\x10\x44ownloadResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x32\xf6\x01\n\x0fTransferService\x12\x43\n\x06Upload\x12\x1a.tidegate.v1.UploadRequest\x1a\x1b.tidegate.v1.UploadResponse(\x01\x12S\n\x0cUploadOffset\x12 .tidegate.v1.UploadOffsetRequest\x1a!.tidegate.v1.UploadOffsetResponse\x12I\n\x08\x44ownload\x12\x1c.tidegate.v1.DownloadRequest\x1a\x1d.tidegate.v1.DownloadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPLOADREQUEST']._serialized_start=43
   _globals['_UPLOADREQUEST']._serialized_end=131
   _globals['_UPLOADHEADER']._serialized_start=133
-  _globals['_UPLOADHEADER']._serialized_end=190
-  _globals['_UPLOADRESPONSE']._serialized_start=192
-  _globals['_UPLOADRESPONSE']._serialized_end=242
-  _globals['_UPLOADOFFSETREQUEST']._serialized_start=244
-  _globals['_UPLOADOFFSETREQUEST']._serialized_end=278
-  _globals['_UPLOADOFFSETRESPONSE']._serialized_start=280
-  _globals['_UPLOADOFFSETRESPONSE']._serialized_end=320
-  _globals['_DOWNLOADREQUEST']._serialized_start=322
-  _globals['_DOWNLOADREQUEST']._serialized_end=371
-  _globals['_DOWNLOADRESPONSE']._serialized_start=373
-  _globals['_DOWNLOADRESPONSE']._serialized_end=435
-  _globals['_TRANSFERSERVICE']._serialized_start=438
-  _globals['_TRANSFERSERVICE']._serialized_end=684
+  _globals['_UPLOADHEADER']._serialized_end=213
+  _globals['_UPLOADRESPONSE']._serialized_start=215
+  _globals['_UPLOADRESPONSE']._serialized_end=265
+  _globals['_UPLOADOFFSETREQUEST']._serialized_start=267
+  _globals['_UPLOADOFFSETREQUEST']._serialized_end=301
+  _globals['_UPLOADOFFSETRESPONSE']._serialized_start=303
+  _globals['_UPLOADOFFSETRESPONSE']._serialized_end=343
+  _globals['_DOWNLOADREQUEST']._serialized_start=345
+  _globals['_DOWNLOADREQUEST']._serialized_end=394
+  _globals['_DOWNLOADRESPONSE']._serialized_start=396
+  _globals['_DOWNLOADRESPONSE']._serialized_end=458
+  _globals['_TRANSFERSERVICE']._serialized_start=461
+  _globals['_TRANSFERSERVICE']._serialized_end=707
 # @@protoc_insertion_point(module_scope)

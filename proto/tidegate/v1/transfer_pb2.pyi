@@ -16,14 +16,16 @@ class UploadRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("ctx", "size", "sha256")
+    __slots__ = ("ctx", "size", "sha256", "epsilon_spent")
     CTX_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_SPENT_FIELD_NUMBER: _ClassVar[int]
     ctx: bytes
     size: int
     sha256: bytes
-    def __init__(self, ctx: _Optional[bytes] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    epsilon_spent: float
+    def __init__(self, ctx: _Optional[bytes] = ..., size: _Optional[int] = ..., sha256: _Optional[bytes] = ..., epsilon_spent: _Optional[float] = ...) -> None: ...
 
 class UploadResponse(_message.Message):
     __slots__ = ("received", "sha256")

@@ -366,9 +366,19 @@ class TestTransfer:
         header = convert.upload_header_from_wire(self.header(), TINY)
         assert (header.ctx, header.size, header.sha256) == (HASH, 100, HASH)
         assert convert.upload_header_to_wire(header) == self.header()
+        spent = self.header(epsilon_spent=2.5)
+        assert convert.upload_header_to_wire(convert.upload_header_from_wire(spent, TINY)) == spent
 
     @pytest.mark.parametrize(
-        "fields", [{"ctx": b""}, {"size": 0}, {"size": 4001}, {"sha256": bytes(31)}]
+        "fields",
+        [
+            {"ctx": b""},
+            {"size": 0},
+            {"size": 4001},
+            {"sha256": bytes(31)},
+            {"epsilon_spent": float("nan")},
+            {"epsilon_spent": -1.0},
+        ],
     )
     def test_bad_headers(self, fields):
         with pytest.raises(PeerError, match=f"upload.header.{next(iter(fields))}"):
