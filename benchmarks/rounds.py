@@ -33,7 +33,7 @@ from benchmarks.job_text import with_values
 from benchmarks.process_cost import AGGREGATOR, PARTS, cpu_s
 from benchmarks.round_clock import Pace, commit_times, steady_pace
 from benchmarks.scratch import scratch_folder
-from tidegate.jobfile import JobFile, RecordPrivacy
+from privacy.planning import CohortRules
 from tidegate.v1 import operator_pb2
 
 APP = Path(__file__).parent / "apps" / "mlp10k"
@@ -93,7 +93,8 @@ def _ours(options: argparse.Namespace, scratch: Path, out: Console) -> dict[str,
         "expected_batch_size": round(SAMPLING_RATE * RECORDS * options.sites),
     }
     submission = prepare(APP, with_values((APP / "job.toml").read_text(), values))
-    sites = [_site(scratch, index, submission) for index in range(options.sites)]
+    rules = CohortRules(COLLUDERS, min_survivors(options.sites), options.sites)
+    sites = [_site(scratch, index, submission, rules) for index in range(options.sites)]
     with Consortium(scratch / "consortium", out.print) as consortium:
         out.print(f"starting an aggregator and {len(sites)} edge nodes ...")
         consortium.start_aggregator("rounds-benchmark")
@@ -105,22 +106,12 @@ def _ours(options: argparse.Namespace, scratch: Path, out: Console) -> dict[str,
     return _figures(run, submission, options.sites) | {"fsync_ms": figures.fsync_ms(scratch)}
 
 
-def _site(scratch: Path, index: int, submission: Submission) -> SitePlan:
+def _site(scratch: Path, index: int, submission: Submission, rules: CohortRules) -> SitePlan:
     """Make a site's folder with its synthetic shard; what its policy allows is the job itself."""
-    job = JobFile.parse(submission.job_toml)
-    if not isinstance(job.privacy, RecordPrivacy):
-        raise TypeError("this benchmark runs record-distributed jobs")
     folder = scratch / "sites" / f"site-{index}"
     folder.mkdir(parents=True, mode=0o700)
     np.savez(folder / "shard.npz", **synthetic_shard(index))
-    return SitePlan(
-        site_id=folder.name,
-        folder=folder,
-        dataset=job.dataset,
-        app_sha256=submission.app_sha256,
-        epsilon=job.privacy.epsilon,
-        delta_dp=job.privacy.delta_dp,
-    )
+    return SitePlan.for_job(folder, submission, rules)
 
 
 def synthetic_shard(seed: int) -> dict[str, Any]:

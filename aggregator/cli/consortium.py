@@ -13,16 +13,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from aggregator.cli.connection import OperatorFolder, operator_api
 from aggregator.cli.setup import Ports, make_consortium, seal_manifest
 from aggregator.cli.sites import make_token
+from aggregator.cli.submission import Submission
+from privacy.accounting.calibration import best_alpha
 from privacy.errors import UsageError
+from privacy.planning import CohortRules, derive_encoding, step_event
+from privacy.spec import VectorSpec
+from tidegate.job_terms import privacy_terms
+from tidegate.jobfile import JobFile, RecordPrivacy
 from tidegate.manifest import Manifest
 from tidegate.v1 import operator_pb2
 
@@ -64,6 +70,7 @@ max_delta_dp = {delta_dp}
 [budgets.{dataset}]
 epsilon = {budget}
 delta_dp = {delta_dp}
+alpha = {alpha}
 """
 
 
@@ -77,6 +84,33 @@ class SitePlan:
     app_sha256: bytes
     epsilon: float
     delta_dp: float
+    alpha: int
+
+    @classmethod
+    def for_job(cls, folder: Path, submission: Submission, rules: CohortRules) -> Self:
+        """Plan a site that allows one job: its app, its data set, its epsilon and no more.
+
+        The budget's order is the one at which this job's plan costs least, so that the ledger
+        shows what the job states; a budget for many jobs may be better off with another.
+
+        Raises:
+            UsageError: The job has no differential privacy.
+        """
+        job = JobFile.parse(submission.job_toml)
+        if not isinstance(job.privacy, RecordPrivacy):
+            raise UsageError("this consortium runs record-distributed jobs")
+        spec = VectorSpec.from_bytes(submission.vector_spec)
+        plan = derive_encoding(privacy_terms(job), spec, rules, bytes(32))
+        whole_job = step_event(plan, rules, job.rounds)
+        return cls(
+            site_id=folder.name,
+            folder=folder,
+            dataset=job.dataset,
+            app_sha256=submission.app_sha256,
+            epsilon=job.privacy.epsilon,
+            delta_dp=job.privacy.delta_dp,
+            alpha=best_alpha([whole_job], job.privacy.delta_dp),
+        )
 
     def write(self, boot_keys: Path) -> None:
         """Write site.toml and policy.toml beside the shard, as the site's administrator would."""
@@ -90,6 +124,7 @@ class SitePlan:
                 epsilon=self.epsilon,
                 budget=self.epsilon * BUDGET_FACTOR,
                 delta_dp=self.delta_dp,
+                alpha=self.alpha,
             ),
         }
         for name, text in files.items():
@@ -237,3 +272,17 @@ class Consortium:
 def _edge_node() -> list[str]:
     """Return how to start the edge node: the console script beside this Python."""
     return [str(Path(sys.executable).with_name("edge-node"))]
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind like Ctrl-C, so that the processes are ended either way."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

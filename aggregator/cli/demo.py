@@ -3,27 +3,25 @@
 import importlib
 import json
 import shutil
-import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from aggregator.cli.connection import operator_api
-from aggregator.cli.consortium import Consortium, SitePlan
+from aggregator.cli.consortium import Consortium, SitePlan, interrupted_by_sigterm
 from aggregator.cli.jobs import write_chunks
 from aggregator.cli.output import data_size, table_of
 from aggregator.cli.progress import watch_live
 from aggregator.cli.submission import Submission, prepare, requests_of
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.planning import CohortRules
 from tidegate.jobfile import JobFile, RecordPrivacy
 from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2
@@ -72,7 +70,7 @@ def demo(
         open_browser=browser,
     )
     console = Console()
-    with _terminated_like_interrupted():
+    with interrupted_by_sigterm():
         result = run(options, console)
     _show(result, options, console)
 
@@ -92,8 +90,12 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
         raise UsageError(f"{options.example}: the demo runs record-distributed jobs")
     console.print("Splitting 150,000 real credit records into five banks by customer segment ...")
     parts = split.split(split.read_table(options.data), options.seed)
-    sites = [_site(options, bank.name, job, submission) for bank in parts.banks]
-    for bank, site in zip(parts.banks, sites, strict=True):
+    rules = CohortRules(COLLUDERS, MIN_SURVIVORS, len(parts.banks))
+    sites = []
+    for bank in parts.banks:
+        site = SitePlan.for_job(options.folder / "sites" / bank.name, submission, rules)
+        site.folder.mkdir(parents=True, mode=0o700)
+        sites.append(site)
         split.write_table(site.folder / "shard.npz", bank.train)
 
     with Consortium(options.folder, console.print) as consortium:
@@ -181,7 +183,7 @@ def _measure(
         "exchange_s": [site.exchange_s for site in job.sites],
         "wait_s": [site.wait_s for site in job.sites],
         "rounds": job.round,
-        "rounds_per_s": job.rounds_per_s,
+        "rounds_per_s": job.round / job.elapsed_s,
         "attempts_aborted": job.attempts_aborted,
         "parameters": submission.parameters,
         "seed": options.seed,
@@ -246,22 +248,6 @@ def _show(result: dict[str, Any], options: DemoOptions, console: Console) -> Non
         webbrowser.open(Path(result["report"]).as_uri())
 
 
-def _site(options: DemoOptions, name: str, job: JobFile, submission: Submission) -> SitePlan:
-    folder = options.folder / "sites" / name
-    folder.mkdir(parents=True, mode=0o700)
-    privacy = job.privacy
-    if not isinstance(privacy, RecordPrivacy):
-        raise UsageError("the demo runs record-distributed jobs")
-    return SitePlan(
-        site_id=name,
-        folder=folder,
-        dataset=job.dataset,
-        app_sha256=submission.app_sha256,
-        epsilon=privacy.epsilon,
-        delta_dp=privacy.delta_dp,
-    )
-
-
 def _job_toml(options: DemoOptions) -> bytes:
     """Return the example's job file, with the seed and the number of rounds asked for."""
     text = (options.example / "job.toml").read_text()
@@ -296,17 +282,3 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     (folder / MARKER).touch()
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind like Ctrl-C, so that the processes are ended either way."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
