@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import uvloop
+
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
@@ -38,7 +40,7 @@ def main() -> None:
         os.umask(0o077)
         bound_heap()
         with _alone(config.folder):
-            asyncio.run(serve(config))
+            uvloop.run(serve(config))
     except TidegateError as error:
         sys.stderr.write(f"aggregator: {error}\n")
         raise SystemExit(EXIT_USAGE) from None

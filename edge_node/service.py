@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import uvloop
+
 from edge_node import log
 from edge_node.boot_key import load_or_make
 from edge_node.config import SiteConfig, load_config
@@ -30,7 +32,7 @@ def serve(path: Path) -> None:
     try:
         store = open_store(config)
         try:
-            asyncio.run(_serve(config, credentials, policy, store))
+            uvloop.run(_serve(config, credentials, policy, store))
         finally:
             store.close()
     finally:
