@@ -9,6 +9,7 @@ import hashlib
 import os
 import secrets
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -33,10 +34,14 @@ class BootKey:
     fresh: bool
     on_memory: bool
 
+    @cached_property
+    def _cipher(self) -> AESGCM:
+        return AESGCM(self.key)
+
     def wrap(self, secret: bytes, name: bytes) -> bytes:
         """Encrypt a secret, bound to its name (AES-256-GCM, random nonce)."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + AESGCM(self.key).encrypt(nonce, secret, name)
+        return nonce + self._cipher.encrypt(nonce, secret, name)
 
     def unwrap(self, sealed: bytes, name: bytes) -> bytes:
         """Decrypt what `wrap` made under the same name.
@@ -45,7 +50,7 @@ class BootKey:
             UsageError: Another key, another name, or altered bytes.
         """
         try:
-            return AESGCM(self.key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], name)
+            return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], name)
         except InvalidTag as error:
             raise UsageError(
                 "a stored secret does not open under this boot's key: the database was altered or"

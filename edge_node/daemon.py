@@ -219,10 +219,14 @@ class EdgeNode:
         return self._do[type(command)](command)
 
     def _set_timer(self) -> None:
-        """See that time reaches the participant when it matters to it."""
+        """See that time reaches the participant when it matters to it.
+
+        Every step puts its deadline off: a timer that rings early is set anew then, which costs
+        less than to do so each time.
+        """
         deadline_s = self._participant.next_deadline_s()
         if self._timer is not None:
-            if self._timer[0] == deadline_s:
+            if deadline_s is not None and self._timer[0] <= deadline_s:
                 return
             self._timer[1].cancel()
             self._timer = None
