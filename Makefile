@@ -57,7 +57,7 @@ proto: dev ## Generate the protobuf code anew.
 	  --grpc_python_out=proto proto/tidegate/v1/*.proto
 
 unit: dev ## Run the tests only.
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 $(PYTEST_ARGS)
 
 test: lint types contracts unit ## Run everything that CI runs.
 

@@ -14,6 +14,7 @@ from edge_node.upload import MaskedBytes, send_update
 from privacy.errors import PeerError
 from privacy.secagg.messages import AbortRequest
 from tidegate.convert import aggregator_message_to_wire
+from tidegate.requests import UploadHeader
 
 GARBAGE = b"\xff\xff\xff"
 GOOD = aggregator_message_to_wire(AbortRequest(b"c" * 32, "")).SerializeToString()
@@ -84,7 +85,9 @@ def test_transfers_of_garbage_are_refused(resume):
     async def scenario(link):
         with pytest.raises(PeerError):
             await fetch(link, b"s" * 32, 10)
+        masked = MaskedBytes(b"12", b"d" * 32)
+        header = UploadHeader(b"c" * 32, len(masked.data), masked.sha256)
         with pytest.raises(PeerError):
-            await send_update(link, b"c" * 32, MaskedBytes(b"12", b"d" * 32), resume=resume)
+            await send_update(link, header, masked, resume=resume)
 
     asyncio.run(talk_to_babbler(scenario))

@@ -75,6 +75,7 @@ def compressed(key):
         .public_key()
         .public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo),
     ],
+    ids=["empty", "cut", "short", "long", "off-curve", "compressed", "ed25519", "p384"],
 )
 def test_only_the_canonical_encoding_of_a_p256_key_is_taken(spki):
     refused(Reason.MALFORMED, keys.load_spki, spki)
