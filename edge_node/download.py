@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 
-import grpc
+import grpc.aio
 
 from edge_node.grpc_status import is_passing, peer_error_of
 from edge_node.link import Link

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import grpc
+import grpc.aio
 import numpy as np
 
 from edge_node.grpc_status import is_passing, peer_error_of
