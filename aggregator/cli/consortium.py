@@ -36,6 +36,7 @@ START_LIMIT_S = 90.0
 STOP_LIMIT_S = 10.0
 TOKEN_VALID_S = 600
 BUDGET_FACTOR = 1.5
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder with a random name is made in it
 
 SITE_TOML = """\
@@ -275,14 +276,15 @@ def _edge_node() -> list[str]:
 
 
 @contextlib.contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind like Ctrl-C, so that the processes are ended either way."""
+def interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal unwind like Ctrl-C: the processes are ended either way."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in ENDING_SIGNALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

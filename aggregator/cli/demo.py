@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from aggregator.cli.connection import operator_api
-from aggregator.cli.consortium import Consortium, SitePlan, interrupted_by_sigterm
+from aggregator.cli.consortium import Consortium, SitePlan, interrupted_by_signals
 from aggregator.cli.jobs import write_chunks
 from aggregator.cli.output import data_size, table_of
 from aggregator.cli.progress import watch_live
@@ -31,6 +31,17 @@ MARKER = ".tidegate-demo"
 COLLUDERS = 1
 MIN_SURVIVORS = 4
 FP32_BYTES = 4
+_BY_SITE = (
+    "sites",
+    "records",
+    "auc_local",
+    "epsilon",
+    "bytes_up_by_site",
+    "bytes_down_by_site",
+    "train_s",
+    "exchange_s",
+    "wait_s",
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ def demo(
         open_browser=browser,
     )
     console = Console()
-    with interrupted_by_sigterm():
+    with interrupted_by_signals():
         result = run(options, console)
     _show(result, options, console)
 
@@ -206,35 +217,33 @@ def _provenance(model_file: Path) -> dict[str, str]:
 
 def _show(result: dict[str, Any], options: DemoOptions, console: Console) -> None:
     rows = [
-        (site, f"{records:,}", f"{alone:.4f}", f"{epsilon:.3f}", data_size(up), data_size(down))
-        for site, records, alone, epsilon, up, down in zip(
-            result["sites"],
-            result["records"],
-            result["auc_local"],
-            result["epsilon"],
-            result["bytes_up_by_site"],
-            result["bytes_down_by_site"],
-            strict=True,
+        (
+            f"{site} alone",
+            f"{records:,}",
+            f"{alone:.4f}",
+            f"{epsilon:.3f}",
+            data_size(up),
+            data_size(down),
+            f"{train:.0f}/{exchange:.0f}/{wait:.0f}",
+        )
+        for site, records, alone, epsilon, up, down, train, exchange, wait in zip(
+            *(result[key] for key in _BY_SITE), strict=True
         )
     ]
-    count = len(result["sites"])
-    records = f"{sum(result['records']):,}"
-    rows.append(
-        (
-            "federated, private",
-            records,
-            f"{result['auc_federated']:.4f}",
-            f"{max(result['epsilon']):.3f}",
-            data_size(result["bytes_up"] / count),
-            data_size(result["bytes_down"] / count),
-        )
-    )
-    rows.append(("pooled, no privacy", records, f"{result['auc_pooled']:.4f}", "-", "-", "-"))
+    count, records = len(result["sites"]), f"{sum(result['records']):,}"
+    sent = [data_size(result[key] / count) for key in ("bytes_up", "bytes_down")]
     fp32 = [data_size(result[key] / count) for key in ("bytes_up_fp32", "bytes_down_fp32")]
-    rows.append(("per-step fp32 sync", "-", "-", "-", fp32[0], fp32[1]))
-    spent = f"#ε (δ={result['delta_dp']:g}, {result['unit']})"
-    columns = ("model of", "#records", "#AUC", spent, "#up per site", "#down per site")
-    console.print(table_of("AUC on the consortium's test data", columns, rows))
+    spent = f"{max(result['epsilon']):.3f}"
+    rows.append(("federated, private", records, f"{result['auc_federated']:.4f}", spent, *sent, ""))
+    rows.append(("pooled, no privacy", records, f"{result['auc_pooled']:.4f}", "-", "-", "-", ""))
+    rows.append(("fp32 sync, same steps", "", "", "-", *fp32, ""))
+    columns = ("model", "#records", "#AUC", "#ε spent", "#up", "#down", "#time, s")
+    console.print(table_of("Five banks: AUC on the consortium's test data", columns, rows))
+    console.print(
+        f"ε per {result['unit']} at δ={result['delta_dp']:g}; bytes of one site in the federation;"
+        " time: training/exchange/waiting of the site",
+        style="dim",
+    )
     console.print(
         f"{result['rounds']} rounds at {result['rounds_per_s']:.1f} rounds/s;"
         f" set-up {result['setup_s']:.0f} s, job {result['job_s']:.0f} s,"
