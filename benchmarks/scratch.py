@@ -10,7 +10,7 @@ from aggregator.cli.consortium import interrupted_by_signals
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give a folder that is removed at the end; signals that end it unwind like Ctrl-C until then."""
+    """Give a folder that is removed at the end, whether by signal, error or success."""
     with (
         interrupted_by_signals(),
         tempfile.TemporaryDirectory(prefix="tidegate-benchmark-") as folder,
