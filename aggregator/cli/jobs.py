@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from aggregator.cli.connection import operator_api
 from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, data_size, moment, table_of
-from aggregator.cli.progress import job_table, watch_live
+from aggregator.cli.progress import job_table, mode_text, watch_live
 from aggregator.cli.submission import prepare, requests_of
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate.convert import job_status_from_wire
+from tidegate.jobfile import NONE
 from tidegate.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and stop jobs.")
@@ -41,8 +43,25 @@ def submit(
         f"job {job_id} submitted: {submission.parameters} parameters,"
         f" app sha256:{submission.app_sha256.hex()}",
     )
+    if submission.job.privacy.mode == NONE and not session.as_json:
+        session.console.print(Text("NO DIFFERENTIAL PRIVACY: mode none", style="bold red"))
     if watch:
         _watch(session, job_id)
+
+
+@app.command()
+def check(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="App folder with job.toml and the task.")],
+) -> None:
+    """Check an app folder without submitting it; prints the digest that sites' policies list."""
+    session: Session = context.obj
+    submission = prepare(folder)
+    digest = submission.app_sha256.hex()
+    session.show(
+        {"app_sha256": digest, "parameters": submission.parameters},
+        f"{folder} is fit to submit: {submission.parameters} parameters, app sha256:{digest}",
+    )
 
 
 @app.command("list")
@@ -56,6 +75,7 @@ def list_jobs(context: typer.Context) -> None:
         (
             job.job_id,
             job.name,
+            mode_text(job.mode),
             job.state,
             f"{job.round}/{job.rounds}",
             moment(job.submitted_at_s),
@@ -63,7 +83,7 @@ def list_jobs(context: typer.Context) -> None:
         )
         for job in jobs
     ]
-    columns = ("job", "name", "state", "#round", "submitted", "detail")
+    columns = ("job", "name", "mode", "state", "#round", "submitted", "detail")
     session.show([as_dict(job) for job in jobs], table_of("jobs", columns, rows))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from aggregator.cli.connection import OperatorFolder
 
@@ -34,6 +35,9 @@ class Session:
         """Print the data as JSON where ``--json`` was given, else the table or sentence."""
         if self.as_json:
             sys.stdout.write(json.dumps(data, indent=2, sort_keys=True) + "\n")
+        elif isinstance(table, str):
+            # Never wrapped or marked up: a digest or a path must be fit to copy.
+            self.console.print(table, soft_wrap=True, markup=False, highlight=False)
         else:
             self.console.print(table)
 
@@ -43,13 +47,14 @@ def as_dict(value: Any) -> dict[str, Any]:
     return {name: _plain(field) for name, field in asdict(value).items()}
 
 
-def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
     """Lay rows out under columns; a column whose name starts with ``#`` is right-aligned."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column.lstrip("#"), justify="right" if column[0] == "#" else "left")
     for row in rows:
-        table.add_row(*row)
+        # As text, not as rich's markup: what a site wrote must neither style nor break the table.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from aggregator.cli.output import data_size
 from privacy.errors import PeerError, Reason
 from tidegate.convert import job_status_from_wire
+from tidegate.jobfile import NONE
 from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2
 
@@ -52,6 +53,11 @@ def watch_live(
     return seen
 
 
+def mode_text(mode: str) -> Text:
+    """Name a privacy mode; one without differential privacy is never shown like the others."""
+    return Text(mode, style="bold red" if mode == NONE else "")
+
+
 def job_table(job: JobStatus) -> RenderableType:
     """Draw one job: where it is, what it measures, and each site's part."""
     return Group(_headline(job), _bar(job), _sites(job))
@@ -63,7 +69,7 @@ def _headline(job: JobStatus) -> Text:
     ready = sum(state == "ready" for state in states) + cohort
     text = Text()
     text.append(f"{job.name or job.job_id}", style="bold")
-    text.append(f"  {job.state}", style="bold red" if job.mode == "none" else "bold cyan")
+    text.append(f"  {job.state}", style="bold red" if job.mode == NONE else "bold cyan")
     text.append(f"  round {job.round}/{job.rounds}  ready {ready}  in cohort {cohort}")
     text.append(f"  dropped {sum(site.dropped for site in job.sites)}")
     text.append(f"  aborted {job.attempts_aborted}\n")
@@ -74,7 +80,7 @@ def _headline(job: JobStatus) -> Text:
     if job.rounds_per_s > 0:
         left_s = (job.rounds - job.round) / job.rounds_per_s
         text.append(f"   {job.rounds_per_s:.1f} rounds/s  ETA {left_s:.0f} s")
-    if job.mode == "none":
+    if job.mode == NONE:
         text.append("\nNO DIFFERENTIAL PRIVACY: mode none", style="bold red")
     if job.detail:
         text.append(f"\n{job.detail}", style="yellow")
@@ -89,7 +95,7 @@ def _bar(job: JobStatus) -> RenderableType:
 
 def _sites(job: JobStatus) -> Table:
     caption = "time: training / exchange / waiting, in percent"
-    if job.mode != "none" and job.delta_dp:
+    if job.mode != NONE and job.delta_dp:
         caption = f"ε per {job.unit} at δ={job.delta_dp:g}; {caption}"
     table = Table(header_style="bold", caption=caption, caption_justify="left")
     for column in ("site", "state"):
@@ -103,7 +109,7 @@ def _sites(job: JobStatus) -> Table:
         table.add_row(
             site.site_id,
             Text(site.state, style=STYLES.get(site.state, "")),
-            f"{site.epsilon:.3f}" if job.mode != "none" else "no DP",
+            f"{site.epsilon:.3f}" if job.mode != NONE else "no DP",
             data_size(site.bytes_up),
             data_size(site.bytes_down),
             str(site.rounds_in),

@@ -24,8 +24,9 @@ BUILD_LIMIT_S = 300
 
 @dataclass(frozen=True)
 class Submission:
-    """Everything that travels with a job."""
+    """Everything that travels with a job, and the job file as it was read."""
 
+    job: JobFile
     job_toml: bytes
     vector_spec: bytes
     app: bytes
@@ -59,7 +60,7 @@ def prepare(folder: Path, overrides: bytes | None = None) -> Submission:
     job = JobFile.parse(job_toml)
     app = appbundle.pack(folder)
     spec, model = _initial_model(folder, job.task.file, job.task.seed)
-    return Submission(job_toml, spec, app, model)
+    return Submission(job, job_toml, spec, app, model)
 
 
 def requests_of(submission: Submission) -> Iterator[operator_pb2.SubmitJobRequest]:
