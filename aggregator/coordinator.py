@@ -5,7 +5,6 @@ running when the process died goes first. What is shown of a job is pushed to wh
 """
 
 import asyncio
-import secrets
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -15,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from aggregator.broadcast import ContentShelf, first_version
+from aggregator.admission import admit
+from aggregator.broadcast import ContentShelf
 from aggregator.bundle_stock import BundleStock
-from aggregator.cohort import CohortRule
 from aggregator.config import AggregatorConfig
 from aggregator.export import export_model
 from aggregator.fold import pick_device
@@ -32,15 +31,9 @@ from aggregator.sessions import Sessions, SiteSession
 from aggregator.spool import Spool
 from aggregator.store import Store
 from privacy.errors import PeerError, Reason, TidegateError
-from privacy.planning import CohortRules, derive_encoding
-from privacy.ring import packed_length
-from privacy.secagg.encoding import hash_of
 from privacy.secagg.keys import suite_named
-from privacy.spec import VectorSpec
-from tidegate import appbundle, pki
+from tidegate import pki
 from tidegate.convert import printable
-from tidegate.job_terms import privacy_terms
-from tidegate.jobfile import JobFile
 from tidegate.messages import (
     PROTOCOL,
     BundleRequest,
@@ -53,7 +46,6 @@ from tidegate.messages import (
 )
 from tidegate.requests import SubmitHeader
 
-_JOB_ID_BYTES = 4
 _WATCH_INTERVAL_S = 0.1
 _JOIN_WITHIN_S = 1.0
 
@@ -139,55 +131,17 @@ class Coordinator:
         waiting = sum(1 for job in self._known.values() if not job.state.is_over)
         if waiting >= self.config.limits.max_jobs:
             raise PeerError(Reason.POLICY, f"{waiting} jobs are queued or running: no room")
-        file = JobFile.parse_received(header.job_toml)
-        spec = VectorSpec.from_bytes(header.vector_spec)
-        if file.task.file not in appbundle.read(app):
-            raise PeerError(Reason.MALFORMED, f"the app holds no {file.task.file} ([task] file)")
-        if len(model) != 4 * spec.length:
-            raise PeerError(
-                Reason.WRONG_SHAPE,
-                f"the model has {len(model)} bytes, its spec says {4 * spec.length}",
-            )
-        manifest = sealed.manifest
-        CohortRule(
-            manifest.colluders,
-            manifest.min_survivors,
-            file.round.target_sites,
-            file.round.deadline_s,
-        )
-        slug = "".join(c if c.isalnum() and c.isascii() else "-" for c in file.name.lower())
-        job_id = f"{slug.strip('-')[:40] or 'job'}-{secrets.token_hex(_JOB_ID_BYTES)}"
-        rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
         # Calibrating the noise takes a while: the sites' sessions go on meanwhile.
-        plan = await asyncio.to_thread(
-            derive_encoding, privacy_terms(file), spec, rules, hash_of("job-map", job_id)
+        job, first = await asyncio.to_thread(
+            admit, header, app, model, sealed.manifest, self.config.limits, time.time()
         )
-        if plan.length > manifest.limits.max_vector_length:
-            raise PeerError(
-                Reason.TOO_LARGE,
-                f"the vector has {plan.length} integers, the manifest allows"
-                f" {manifest.limits.max_vector_length}",
-            )
-        upload = packed_length(plan.length, plan.bits)
-        if upload > self.config.limits.max_upload_bytes:
-            raise PeerError(
-                Reason.TOO_LARGE,
-                f"each upload has {upload} bytes: raise [limits] max_upload_bytes in"
-                f" aggregator.toml ({self.config.limits.max_upload_bytes}), or compress more",
-            )
-        job = Job(
-            job_id=job_id,
-            job_toml=header.job_toml,
-            vector_spec=header.vector_spec,
-            encoding=plan.to_bytes(),
-            app=app,
-            submitted_at_s=time.time(),
+        self._jobs.insert(job, first)
+        self._known[job.job_id] = job
+        LOGGER.info(
+            "job %s submitted: %d parameters, B=%d", job.job_id, job.spec.length, job.plan.bits
         )
-        self._jobs.insert(job, first_version(job_id, model))
-        self._known[job_id] = job
-        LOGGER.info("job %s submitted: %d parameters, B=%d", job_id, spec.length, plan.bits)
         self._start_next()
-        return self._known[job_id]
+        return self._known[job.job_id]
 
     def stop_job(self, job_id: str, why: str) -> None:
         """End a job; what it has committed stays.
@@ -241,6 +195,8 @@ class Coordinator:
                 await changed.wait()
         finally:
             watchers.discard(changed)
+            if not watchers:
+                self._watchers.pop(job_id, None)
 
     def export(self, job_id: str) -> bytes:
         """Give a job's newest model as a safetensors file.

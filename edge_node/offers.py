@@ -200,8 +200,6 @@ def _derive(offer: StoredJob, manifest: Manifest) -> _Reading:
     rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
     plan = EncodingPlan.from_bytes(offer.encoding)
     epsilon = check_encoding(plan, privacy_terms(job_file), spec, rules)
-    if plan.mode is Mode.NONE and plan.metrics_length:
-        raise PeerError(Reason.POLICY, "mode 'none' has no metrics yet: remove [[metrics]]")
     if plan.length > manifest.limits.max_vector_length:
         raise PeerError(Reason.TOO_LARGE, "the vector is longer than the manifest allows")
     return _Reading(job_file, spec, plan, epsilon, rules)

@@ -258,6 +258,8 @@ def _plain_encoding(
     norm = math.hypot(terms.clipping_norm, terms.metrics_norm)
     if not (math.isfinite(norm) and norm > 0):
         raise UsageError(f"[privacy] clipping_norm is {terms.clipping_norm}, must be positive")
+    if terms.metrics_length:
+        raise UsageError("mode 'none' has no metrics yet: remove [[metrics]]")
     room = (2.0 ** (MAX_BITS - 1) - 1 - rules.members) / (rules.members * norm)
     return EncodingPlan(
         mode=terms.mode,

@@ -8,7 +8,7 @@ import pytest
 
 from privacy.accounting.events import DEFAULT_SAMPLER_TV, NoDpEvent
 from privacy.compress import MapKind
-from privacy.errors import PeerError, UsageError
+from privacy.errors import PeerError, Reason, UsageError
 from privacy.noise import MAX_STD, sampler_tv
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import (
@@ -44,7 +44,14 @@ TERMS = PrivacyTerms(
     signal_range=0.25,
 )
 PLAIN = replace(
-    TERMS, mode=Mode.NONE, epsilon=0.0, delta_dp=0.0, sampling_rate=1.0, clipping_norm=10.0
+    TERMS,
+    mode=Mode.NONE,
+    epsilon=0.0,
+    delta_dp=0.0,
+    sampling_rate=1.0,
+    clipping_norm=10.0,
+    metrics_norm=0.0,
+    metrics_length=0,
 )
 
 
@@ -106,10 +113,19 @@ def test_a_plan_for_another_model_is_refused(plan):
 
 def test_mode_none_cannot_wrap_and_has_no_finite_epsilon():
     plain = derive_encoding(PLAIN, SPEC, RULES, SEED)
-    largest = RULES.members * (math.hypot(10.0, 0.125) * plain.scale + 1)
+    largest = RULES.members * (10.0 * plain.scale + 1)
     assert largest < 2**31
     assert check_encoding(plain, PLAIN, SPEC, RULES) == math.inf
     assert isinstance(step_event(plain, RULES), NoDpEvent)
+
+
+def test_mode_none_with_metrics_is_refused_at_both_ends(plan):
+    terms = replace(PLAIN, metrics_norm=0.125, metrics_length=41)
+    with pytest.raises(UsageError, match="metrics"):
+        derive_encoding(terms, SPEC, RULES, SEED)
+    with pytest.raises(PeerError, match="metrics") as refused:
+        check_encoding(plan, terms, SPEC, RULES)
+    assert refused.value.reason is Reason.POLICY
 
 
 def test_each_version_has_its_own_map_seed_but_only_where_there_is_a_map(plan):

@@ -1,0 +1,104 @@
+"""Take a submitted job, or say which rule it breaks: all that can be checked without its code.
+
+The sites judge a job again by their own policies. What is refused here could never train under
+the sealed manifest or within this aggregator's limits, so the operator hears of it at once.
+"""
+
+import secrets
+
+from aggregator.broadcast import ModelVersion, first_version
+from aggregator.cohort import CohortRule
+from aggregator.config import Limits
+from aggregator.jobs import Job
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.pipeline import EncodingPlan
+from privacy.planning import CohortRules, derive_encoding
+from privacy.ring import packed_length
+from privacy.secagg.encoding import hash_of
+from privacy.spec import VectorSpec
+from tidegate import appbundle
+from tidegate.job_terms import privacy_terms
+from tidegate.jobfile import JobFile
+from tidegate.manifest import Manifest
+from tidegate.requests import SubmitHeader
+
+_JOB_ID_BYTES = 4
+_FLOAT32_BYTES = 4
+
+
+def admit(
+    header: SubmitHeader, app: bytes, model: bytes, manifest: Manifest, limits: Limits, now_s: float
+) -> tuple[Job, ModelVersion]:
+    """Check a submission and give the job with its version 0.
+
+    Calibrating the noise takes a while: not to be called on the event loop.
+
+    Args:
+        header: As received; sizes and digests of what follows agree with it.
+        app: The app bundle.
+        model: The initial model's broadcast bytes.
+        manifest: The sealed one.
+        limits: This aggregator's own.
+        now_s: Unix seconds.
+
+    Raises:
+        PeerError: What was sent is malformed, or breaks the manifest's or this aggregator's limits.
+        UsageError: The job cannot run; says which number to change.
+    """
+    file = JobFile.parse_received(header.job_toml)
+    spec = VectorSpec.from_bytes(header.vector_spec)
+    if file.task.file not in appbundle.read(app):
+        raise PeerError(Reason.MALFORMED, f"the app holds no {file.task.file} ([task] file)")
+    if len(model) != _FLOAT32_BYTES * spec.length:
+        raise PeerError(
+            Reason.WRONG_SHAPE,
+            f"the model has {len(model)} bytes, its spec says {_FLOAT32_BYTES * spec.length}",
+        )
+    _check_cohort(file, manifest)
+    job_id = _new_job_id(file.name)
+    rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
+    try:
+        plan = derive_encoding(privacy_terms(file), spec, rules, hash_of("job-map", job_id))
+    except ArithmeticError as error:  # numbers may each be in range and their product not
+        raise PeerError(Reason.MALFORMED, "the job's numbers are out of all proportion") from error
+    _check_sizes(plan, manifest, limits)
+    job = Job(
+        job_id=job_id,
+        job_toml=header.job_toml,
+        vector_spec=header.vector_spec,
+        encoding=plan.to_bytes(),
+        app=app,
+        submitted_at_s=now_s,
+    )
+    return job, first_version(job_id, model)
+
+
+def _check_cohort(file: JobFile, manifest: Manifest) -> None:
+    """Refuse a target that no cohort of this manifest can reach."""
+    rules = file.round
+    CohortRule(manifest.colluders, manifest.min_survivors, rules.target_sites, rules.deadline_s)
+    if rules.target_sites > len(manifest.members):
+        raise UsageError(
+            f"[round] target_sites = {rules.target_sites} is more than the"
+            f" {len(manifest.members)} members of the sealed manifest: lower it"
+        )
+
+
+def _check_sizes(plan: EncodingPlan, manifest: Manifest, limits: Limits) -> None:
+    most = manifest.limits.max_vector_length
+    if plan.length > most:
+        raise PeerError(
+            Reason.TOO_LARGE, f"the vector has {plan.length} integers, the manifest allows {most}"
+        )
+    upload = packed_length(plan.length, plan.bits)
+    if upload > limits.max_upload_bytes:
+        raise PeerError(
+            Reason.TOO_LARGE,
+            f"each upload has {upload} bytes: raise [limits] max_upload_bytes in"
+            f" aggregator.toml ({limits.max_upload_bytes}), or compress more",
+        )
+
+
+def _new_job_id(name: str) -> str:
+    slug = "".join(c if c.isalnum() and c.isascii() else "-" for c in name.lower())
+    return f"{slug.strip('-')[:40] or 'job'}-{secrets.token_hex(_JOB_ID_BYTES)}"
