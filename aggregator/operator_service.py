@@ -16,11 +16,11 @@ from aggregator.grpc_status import AbortableContext, peer_certificate, refuse
 from aggregator.jobs import Job
 from aggregator.log import LOGGER
 from aggregator.registry import EnrolledSite
-from privacy.errors import PeerError, Reason, TidegateError, UsageError
+from privacy.errors import PeerError, Reason, UsageError
 from tidegate import convert, pki
 from tidegate.convert import Limits
 from tidegate.jobfile import RecordPrivacy
-from tidegate.requests import SubmitHeader, TokenGrant
+from tidegate.requests import JobStatus, SiteProgress, SiteRecord, SubmitHeader, TokenGrant
 from tidegate.v1 import operator_pb2 as pb
 
 _CHUNK_BYTES = 1 << 20
@@ -39,8 +39,7 @@ def _for_operators(call: _Call[_Answer]) -> _Call[_Answer]:
             check_operator(context)
             return await call(service, request, context)
         except (PeerError, UsageError) as error:
-            LOGGER.info("operator call refused: %s", error)
-            await refuse(context, error)
+            await _refuse(context, error)
             raise
 
     return checked
@@ -108,7 +107,7 @@ class OperatorService:
         self, _request: pb.ListSitesRequest, _context: AbortableContext
     ) -> pb.ListSitesResponse:
         """List enrolled and invited sites."""
-        sites = [self._site(site) for site in self._registry.sites()]
+        sites = [convert.site_record_to_wire(self._site(site)) for site in self._registry.sites()]
         sites += [
             pb.Site(site_id=name, state="invited") for name in self._registry.invited(time.time())
         ]
@@ -181,8 +180,8 @@ class OperatorService:
             job_id = convert.job_id_from_wire(request)
             async for job in self._coordinator.watch(job_id):
                 yield pb.WatchJobResponse(job=self._job(job))
-        except TidegateError as error:
-            await _refuse_any(context, error)
+        except (PeerError, UsageError) as error:
+            await _refuse(context, error)
 
     @_for_operators
     async def StopJob(
@@ -200,8 +199,8 @@ class OperatorService:
         try:
             check_operator(context)
             data = self._coordinator.export(convert.job_id_from_wire(request))
-        except TidegateError as error:
-            await _refuse_any(context, error)
+        except (PeerError, UsageError) as error:
+            await _refuse(context, error)
             return
         view = memoryview(data)
         for offset in range(0, len(data), _CHUNK_BYTES):
@@ -215,11 +214,11 @@ class OperatorService:
         if header.model_size > limits.max_model_bytes:
             raise PeerError(Reason.TOO_LARGE, f"a model may have {limits.max_model_bytes} bytes")
 
-    def _site(self, site: EnrolledSite) -> pb.Site:
+    def _site(self, site: EnrolledSite) -> SiteRecord:
         sessions = self._coordinator.sessions
         session = sessions.get(site.fingerprint)
         state = "revoked" if site.revoked else "connected" if session else "enrolled"
-        return pb.Site(
+        return SiteRecord(
             site_id=site.site_id,
             node_fingerprint=site.node_fingerprint,
             signing_spki=site.signing_spki,
@@ -233,23 +232,7 @@ class OperatorService:
         progress, elapsed_s = self._coordinator.progress(job)
         privacy = job.file.privacy
         private = isinstance(privacy, RecordPrivacy)
-        sites = [
-            pb.SiteProgress(
-                site_id=name,
-                state=tally.state,
-                epsilon=tally.epsilon,
-                bytes_up=tally.bytes_up,
-                bytes_down=tally.bytes_down,
-                train_s=tally.train_s,
-                exchange_s=tally.exchange_s,
-                wait_s=tally.wait_s,
-                rounds_in=tally.rounds_in,
-                dropped=tally.dropped,
-                detail=tally.detail,
-            )
-            for name, tally in progress.sites.items()
-        ]
-        return pb.Job(
+        status = JobStatus(
             job_id=job.job_id,
             name=job.file.name,
             state=str(job.state),
@@ -259,14 +242,17 @@ class OperatorService:
             attempts_aborted=progress.attempts_aborted,
             submitted_at_s=int(job.submitted_at_s),
             metrics=progress.metrics,
-            sites=sites,
+            sites=tuple(
+                SiteProgress(site_id=name, **vars(tally)) for name, tally in progress.sites.items()
+            ),
             elapsed_s=elapsed_s,
             rounds_per_s=progress.rounds_per_s(),
             delta_dp=privacy.delta_dp if isinstance(privacy, RecordPrivacy) else 0.0,
             unit="record" if private else "none",
             mode=privacy.mode,
-            log=list(progress.log),
+            log=tuple(progress.log),
         )
+        return convert.job_status_to_wire(status)
 
 
 def _check_digest(what: str, data: bytes, size: int, sha256: bytes) -> None:
@@ -274,7 +260,6 @@ def _check_digest(what: str, data: bytes, size: int, sha256: bytes) -> None:
         raise PeerError(Reason.WRONG_DIGEST, f"the {what} is not what the header states")
 
 
-async def _refuse_any(context: AbortableContext, error: TidegateError) -> None:
+async def _refuse(context: AbortableContext, error: PeerError | UsageError) -> None:
     LOGGER.info("operator call refused: %s", error)
-    known = error if isinstance(error, PeerError | UsageError) else UsageError(str(error))
-    await refuse(context, known)
+    await refuse(context, error)

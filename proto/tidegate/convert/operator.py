@@ -175,6 +175,35 @@ def job_status_from_wire(message: pb.Job) -> JobStatus:
     )
 
 
+def site_record_to_wire(site: SiteRecord) -> pb.Site:
+    """Give one site of the registry."""
+    return pb.Site(**vars(site))
+
+
+def job_status_to_wire(job: JobStatus) -> pb.Job:
+    """Give where a job stands, cut to what the receiver takes.
+
+    Sites choose some of its words and numbers: none of them may keep the operator from seeing it.
+    """
+    fields = vars(job) | {
+        "detail": bounds.printable(job.detail),
+        "metrics": {
+            name: value for name, value in job.metrics.items() if abs(value) <= _MAX_NUMBER
+        },
+        "sites": [_site_progress_to_wire(site) for site in job.sites],
+        "log": [bounds.printable(line) for line in job.log],
+    }
+    return pb.Job(**fields)
+
+
+def _site_progress_to_wire(site: SiteProgress) -> pb.SiteProgress:
+    bounded = {
+        name: min(getattr(site, name), _MAX_NUMBER)
+        for name in ("epsilon", "train_s", "exchange_s", "wait_s")
+    }
+    return pb.SiteProgress(**vars(site) | bounded | {"detail": bounds.printable(site.detail)})
+
+
 def _site_progress(message: pb.SiteProgress) -> SiteProgress:
     name = "job.sites"
     return SiteProgress(

@@ -1,6 +1,6 @@
 """Each bound by name: a valid message, one field made wrong, and the refusal that names it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -545,6 +545,19 @@ class TestWhatTheOperatorIsShown:
             return
         with pytest.raises(PeerError, match=named):
             convert.job_status_from_wire(self.job(**fields))
+
+    def test_what_a_site_wrote_never_hides_a_job(self):
+        """Words and numbers that sites choose are cut to what the operator's end takes."""
+        status = convert.job_status_from_wire(self.job())
+        site = replace(status.sites[0], detail="x" * 2000, train_s=1e300, epsilon=1e13)
+        sent = replace(
+            status, detail="a\nb" * 900, sites=(site,), metrics={"loss": 1e300}, log=("y" * 5000,)
+        )
+        received = convert.job_status_from_wire(convert.job_status_to_wire(sent))
+        assert len(received.sites[0].detail) == len(received.log[0]) == 1000
+        assert received.sites[0].train_s == 1e12
+        assert received.metrics == {}
+        assert convert.job_status_from_wire(convert.job_status_to_wire(status)) == status
 
     def test_a_site_record(self):
         record = convert.site_record_from_wire(operator_pb2.Site(site_id="b", state="invited"))

@@ -5,13 +5,17 @@ import stat
 import subprocess
 import sys
 from concurrent import futures
+from io import StringIO
 
 import grpc
 import pytest
+from rich.console import Console
 
 from aggregator.cli import connection, main, setup
+from aggregator.cli.progress import job_table, mode_text
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki
+from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2, operator_pb2_grpc
 
 
@@ -42,6 +46,12 @@ class FakeOperator(operator_pb2_grpc.OperatorServiceServicer):
     def ListSites(self, request, context):
         site = operator_pb2.Site(site_id="bank-1", state="connected", device="cpu", bundles=64)
         return operator_pb2.ListSitesResponse(sites=[site])
+
+    def ListJobs(self, request, context):
+        job = operator_pb2.Job(
+            job_id="plain-1", name="plain", state="running", mode="none", detail="b: [/red] :( "
+        )
+        return operator_pb2.ListJobsResponse(jobs=[job])
 
     def RevokeSite(self, request, context):
         context.set_trailing_metadata((("tidegate-reason", "malformed"),))
@@ -170,3 +180,22 @@ def test_unknown_reasons_from_the_wire_become_internal(text, reason):
     error = connection.explained(Refusal(), "h:1")
     assert isinstance(error, PeerError)
     assert error.reason is reason
+
+
+def test_job_list_names_the_mode_and_prints_what_sites_wrote_as_it_is(run, aggregator):
+    status, out, _ = run("--operator", aggregator, "job", "list")
+    assert status == 0
+    assert "none" in out
+    assert "[/red]" in out
+
+
+def test_mode_none_is_red_in_every_picture_of_a_job():
+    job = JobStatus(
+        "plain-1", "plain", "running", "", 1, 3, 0, 0, {}, (), 1.0, 1.0, 0.0, "none", "none", ()
+    )
+    console = Console(force_terminal=True, color_system="truecolor", file=StringIO(), width=200)
+    console.print(mode_text(job.mode), job_table(job))
+    red = "\x1b[1;31m"
+    drawn = console.file.getvalue()
+    assert f"{red}none" in drawn
+    assert f"{red}NO DIFFERENTIAL PRIVACY" in drawn
