@@ -149,7 +149,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         UsageError: It is missing (when read only), open to others, damaged or of another version.
     """
     if read_only and not path.exists():
-        raise UsageError(f"there is no database {path} yet: it comes with the first `edge-node run`")
+        raise UsageError(f"there is no database {path} yet: the first `edge-node run` makes it")
     if not path.exists():
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
     if path.stat().st_mode & 0o077:
