@@ -42,14 +42,17 @@ def watch_live(
         PeerError: The stream ended without a word, or its content is malformed.
     """
     seen: list[JobStatus] = []
+    drawn = console is not None and console.is_terminal
     with contextlib.ExitStack() as stack:
-        live = stack.enter_context(Live(console=console)) if console else None
+        live = stack.enter_context(Live(console=console)) if drawn else None
         for update in updates:
             seen.append(job_status_from_wire(update.job))
             if live:
                 live.update(job_table(seen[-1]))
     if not seen:
         raise PeerError(Reason.MALFORMED, "the aggregator ended the watch without a word")
+    if console is not None and not drawn:
+        console.print(job_table(seen[-1]))  # into a file or pipe: the end only
     return seen
 
 
@@ -100,7 +103,7 @@ def _sites(job: JobStatus) -> Table:
     table = Table(header_style="bold", caption=caption, caption_justify="left")
     for column in ("site", "state"):
         table.add_column(column)
-    for column in ("ε", "up", "down", "rounds", "dropped", "time"):
+    for column in ("ε", "up", "down", "rounds", "drops", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     for site in job.sites:
         busy = site.train_s + site.exchange_s + site.wait_s
