@@ -16,9 +16,10 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from aggregator import flower_bridge
+from aggregator import flower_messages
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import VectorSpec
+from tidegate.flower_bridge import assume_task_identity
 
 Vector = NDArray[np.float32]
 
@@ -67,7 +68,7 @@ class Optimiser:
             "fraction_evaluate": 0.0,
             "min_train_nodes": min_sites,
             "min_available_nodes": min_sites,
-            "weighted_by_key": flower_bridge.WEIGHT_KEY,
+            "weighted_by_key": flower_messages.WEIGHT_KEY,
         }
         # A learning rate other than 1 is FedAvgM with no momentum in Flower, and keeps no state.
         kinds: dict[str, Callable[..., FedAvg]] = {"FedAdam": FedAdam}
@@ -76,7 +77,7 @@ class Optimiser:
             self._strategy = kinds[name](**common, **options)
         except TypeError as error:
             raise UsageError(f"[strategy.options] does not fit {name}: {error}") from error
-        flower_bridge.assume_task_identity()
+        assume_task_identity()
 
     def step(self, server_round: int, global_D: Vector, grid: Grid) -> GlobalModel | None:
         """Run one round: configure, exchange over the grid, aggregate.
@@ -94,7 +95,7 @@ class Optimiser:
         Raises:
             PeerError: NOT_FINITE, the step left the finite numbers: no such model is published.
         """
-        arrays = flower_bridge.to_record(self._spec.unflatten(global_D))
+        arrays = flower_messages.to_record(self._spec.unflatten(global_D))
         if isinstance(self._strategy, FedAvgM):
             self._strategy.current_arrays = arrays  # what was published, not what was rounded
         instructions = self._strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
@@ -106,7 +107,7 @@ class Optimiser:
             return None
         named = {
             name: array.astype(np.float32, copy=False)
-            for name, array in flower_bridge.from_record(stepped).items()
+            for name, array in flower_messages.from_record(stepped).items()
         }
         values_D = self._spec.flatten(named)
         if not np.isfinite(values_D).all():

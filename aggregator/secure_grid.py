@@ -14,11 +14,11 @@ from typing import NoReturn, Protocol
 import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from numpy.typing import NDArray
 
-from aggregator import flower_bridge
+from aggregator import flower_messages
 from privacy.errors import UsageError
+from tidegate.flower_bridge import Run
 
 
 @dataclass(frozen=True)
@@ -107,4 +107,4 @@ class SecureGrid(Grid):
         reply = self._rounds.run_round([message.metadata.dst_node_id for message in instructions])
         if reply is None:
             return []
-        return [flower_bridge.mean_reply(instructions[0], reply.arrays, reply.metrics)]
+        return [flower_messages.mean_reply(instructions[0], reply.arrays, reply.metrics)]

@@ -25,6 +25,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
+import tidegate
 from edge_node import jail_root, linux_calls
 from edge_node.landlock import restrict_files
 from edge_node.linux_calls import Namespace
@@ -243,7 +244,7 @@ def _is_inside(path: Path, folders: list[str]) -> bool:
 def _code_places() -> list[str]:
     """Name what a Python process needs: Tidegate's packages lie outside in a source tree."""
     here = Path(__file__).parent
-    packages = [str(here), str(here.parent / "privacy")]
+    packages = [str(here), str(here.parent / "privacy"), tidegate.__path__[0]]
     return [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve()), *packages]
 
 

@@ -9,7 +9,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from edge_node.batch_port import BatchPort
-from edge_node.flower_bridge import float_setting, int_setting, reply_to
+from edge_node.flower_messages import float_setting, int_setting, reply_to
 from edge_node.local_steps import LocalSteps
 from edge_node.record_gradients import RecordGradients
 from edge_node.trainer_frames import GRADIENTS, STEPS

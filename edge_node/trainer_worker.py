@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from edge_node.batch_port import BatchPort, DaemonGoneError
 from edge_node.device import pick_device
-from edge_node.flower_bridge import new_context, new_message
+from edge_node.flower_messages import new_context, new_message
 from edge_node.local_steps import LocalSteps
 from edge_node.record_gradients import RecordGradients, load_libraries
 from edge_node.sandbox import Sandbox

@@ -7,11 +7,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-from aggregator import flower_bridge
+from aggregator import flower_messages
 from aggregator.optimiser import Optimiser
 from aggregator.secure_grid import RoundReply, SecureGrid
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import TensorSpec, VectorSpec
+from tidegate.flower_bridge import assume_task_identity
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -73,13 +74,13 @@ class FlowerGrid(SecureGrid):
     def send_and_receive(self, messages, *, timeout=None):
         replies = []
         for message in messages:
-            arrays = flower_bridge.from_record(message.content["arrays"])
+            arrays = flower_messages.from_record(message.content["arrays"])
             flat_D = SPEC.flatten({n: a.astype(np.float32) for n, a in arrays.items()})
             values_D = flat_D + update(self.server_round, message.metadata.dst_node_id)
             named = SPEC.unflatten(values_D.astype(np.float32))
             content = RecordDict(
                 {
-                    "arrays": flower_bridge.to_record(named),
+                    "arrays": flower_messages.to_record(named),
                     "metrics": MetricRecord({"num-examples": 7, "loss": 0.5}),
                 }
             )
@@ -88,15 +89,15 @@ class FlowerGrid(SecureGrid):
 
 
 def run_flower(strategy):
-    flower_bridge.assume_task_identity()
+    assume_task_identity()
     grid = FlowerGrid()
     values_D = np.zeros(SPEC.length, np.float32)
     for server_round in range(1, ROUNDS + 1):
         grid.server_round = server_round
-        arrays = flower_bridge.to_record(SPEC.unflatten(values_D))
+        arrays = flower_messages.to_record(SPEC.unflatten(values_D))
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         stepped, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
-        named = flower_bridge.from_record(stepped)
+        named = flower_messages.from_record(stepped)
         values_D = SPEC.flatten({n: a.astype(np.float32) for n, a in named.items()})
     return values_D
 
@@ -169,18 +170,17 @@ def test_single_replies_do_not_exist():
         _ = grid.run
 
 
-def test_contract_with_flowers_private_parts():
-    """Fails when a new Flower release moves what ``flower_bridge`` relies on."""
-    flower_bridge.assume_task_identity(5)
+def test_a_reply_is_one_that_strategies_take():
+    assume_task_identity()
     arrays = {"x": np.arange(3, dtype=np.float32)}
-    content = RecordDict({"arrays": flower_bridge.to_record(arrays), "config": ConfigRecord()})
+    content = RecordDict({"arrays": flower_messages.to_record(arrays), "config": ConfigRecord()})
     message = SecureGrid(Rounds()).create_message(content, "train", 42, "1")
-    assert (message.metadata.run_id, message.metadata.dst_node_id) == (5, 42)
-    reply = flower_bridge.mean_reply(message, arrays, {"auc": 0.5})
+    assert (message.metadata.run_id, message.metadata.dst_node_id) == (1, 42)
+    reply = flower_messages.mean_reply(message, arrays, {"auc": 0.5})
     assert reply.metadata.src_node_id == 42
     assert not reply.has_error()
     assert isinstance(reply.content["arrays"], ArrayRecord)
     assert dict(reply.content["metrics"]) == {"num-examples": 1, "auc": 0.5}
     np.testing.assert_array_equal(
-        flower_bridge.from_record(reply.content["arrays"])["x"], arrays["x"]
+        flower_messages.from_record(reply.content["arrays"])["x"], arrays["x"]
     )

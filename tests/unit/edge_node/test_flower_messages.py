@@ -1,4 +1,4 @@
-"""The contract with the pinned Flower version, and the ClientApps built on it."""
+"""The messages between the trainer's loop and the app, and the ClientApps built on them."""
 
 import socket
 
@@ -7,11 +7,10 @@ import pytest
 import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
-from flwr.supercore import task_identity
 from torch import nn
 
 from edge_node.batch_port import BatchPort, DaemonGoneError
-from edge_node.flower_bridge import (
+from edge_node.flower_messages import (
     float_setting,
     int_setting,
     new_context,
@@ -24,12 +23,6 @@ from edge_node.shared_memory import SharedLayout
 from edge_node.task import Task, spec_of
 from edge_node.task_app import build_gradients_app, build_steps_app
 from edge_node.trainer_frames import GRADIENTS, STEPS, decode, encode
-
-
-def test_flower_still_has_the_private_part_that_messages_need():
-    new_context()
-    identity = task_identity.TaskIdentity
-    assert (identity.run_id, identity.node_id, identity.task_id) == (1, 1, 1)
 
 
 def test_a_message_reaches_the_function_of_its_action_and_comes_back():
@@ -79,7 +72,8 @@ def test_the_gradients_app_fills_the_slots_in_turn(conversation):
     for slot in (0, 1):
         arrays.slots[slot].rows_PC[:] = [[slot, 1]] * 4
         ours.send(encode({"chunk": slot, "rows": 4}))
-    reply = app(new_message(GRADIENTS, {"chunks": 2}), new_context())
+    context = new_context()
+    reply = app(new_message(GRADIENTS, {"chunks": 2}), context)
     assert int_setting(reply, "chunks") == 2
     assert [decode(ours.recv(999))["chunk"] for _ in range(2)] == [0, 1]
     for slot in (0, 1):
@@ -95,7 +89,8 @@ def test_the_steps_app_leaves_the_padding_out(conversation):
     arrays.model_D[:] = [0.0, 0.0]
     arrays.slots[0].rows_PC[:] = [[1, 1], [np.nan, np.nan], [9, 9], [9, 9]]
     ours.send(encode({"chunk": 0, "rows": 1}))
-    app(new_message(STEPS, {"chunks": 1, "learning_rate": 0.25}), new_context())
+    context = new_context()
+    app(new_message(STEPS, {"chunks": 1, "learning_rate": 0.25}), context)
     np.testing.assert_allclose(arrays.model_D, [0.5, 0.5])
     assert torch.isfinite(model.weight).all()
 

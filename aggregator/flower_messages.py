@@ -1,28 +1,17 @@
-"""Everything in Flower that is private or slow, in one place that a contract test watches.
+"""Turn models and means into what a Flower strategy takes, and back.
 
-Flower 1.42 makes messages only inside a task that it started itself; outside, its private
-``TaskIdentity`` must be set first. Nothing else of Tidegate imports it. Arrays travel through a
-strategy as ``.npy`` bytes; the conversions are here, so that a faster way has one place to go to.
+Arrays travel through a strategy as ``.npy`` bytes; the conversions are here, so that a faster way
+has one place to go to.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 WEIGHT_KEY = "num-examples"
 """Flower's weight of a reply; constant 1 here, so that real numbers of records never leave."""
-
-Arrays = dict[str, NDArray[np.float32]]
-
-
-def assume_task_identity(run_id: int = 1) -> None:
-    """Let this process make Flower messages."""
-    TaskIdentity.run_id = run_id
-    TaskIdentity.node_id = 1
-    TaskIdentity.task_id = 1
 
 
 def to_record(arrays: Mapping[str, NDArray[np.floating]]) -> ArrayRecord:

@@ -1,37 +1,27 @@
-"""Make Flower messages outside a Flower run: the only file that touches Flower's private parts.
-
-``flwr.app.Message`` takes its run and source from ``flwr.supercore.task_identity.TaskIdentity``,
-which Flower's own processes set. `tests/unit/edge_node/test_flower_bridge.py` holds the contract
-with the pinned Flower version.
-"""
+"""Make and read the Flower messages between the trainer's loop and the app: settings only."""
 
 from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+
+from tidegate.flower_bridge import NODE_ID, RUN_ID, assume_task_identity
 
 CONFIG = "tidegate"
 ConfigValue = int | float | str | bool
 
-_RUN_ID = 1
-_NODE_ID = 1
-_TASK_ID = 1
-
 
 def new_context() -> Context:
     """Make the context of a run: this process serves one job at one site."""
-    TaskIdentity.run_id = _RUN_ID
-    TaskIdentity.node_id = _NODE_ID
-    TaskIdentity.task_id = _TASK_ID
+    assume_task_identity()
     return Context(
-        run_id=_RUN_ID, node_id=_NODE_ID, node_config={}, state=RecordDict(), run_config={}
+        run_id=RUN_ID, node_id=NODE_ID, node_config={}, state=RecordDict(), run_config={}
     )
 
 
 def new_message(action: str, config: Mapping[str, ConfigValue]) -> Message:
     """Make an instruction message for the train function registered under an action."""
     content = RecordDict({CONFIG: ConfigRecord(dict(config))})
-    return Message(content, dst_node_id=_NODE_ID, message_type=f"train.{action}")
+    return Message(content, dst_node_id=NODE_ID, message_type=f"train.{action}")
 
 
 def int_setting(message: Message, name: str) -> int:

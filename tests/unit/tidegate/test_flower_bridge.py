@@ -1,0 +1,27 @@
+"""The contract with the pinned Flower version: fails when a release moves what we rely on."""
+
+import inspect
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from tidegate import flower_bridge
+
+
+def test_messages_can_be_made_once_the_identity_is_assumed(monkeypatch):
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, None)
+    with pytest.raises(RuntimeError, match="TaskIdentity"):
+        Message(RecordDict(), dst_node_id=42, message_type="train.x")
+    flower_bridge.assume_task_identity()
+    message = Message(RecordDict(), dst_node_id=42, message_type="train.x")
+    assert message.metadata.run_id == flower_bridge.RUN_ID
+    assert message.metadata.src_node_id == flower_bridge.NODE_ID
+    assert message.metadata.dst_node_id == 42
+
+
+def test_the_run_is_the_one_that_flowers_grid_names():
+    signature = inspect.signature(Grid.set_run)
+    assert flower_bridge.Run.__name__ in str(signature)
