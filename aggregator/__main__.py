@@ -20,9 +20,9 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 from aggregator.config import AggregatorConfig, load_config
 from aggregator.coordinator import Coordinator
 from aggregator.heap import bound_heap
+from aggregator.listeners import ADDRESSES_FILE, listen
 from aggregator.log import LOGGER, configure_logging
 from aggregator.registry import Registry
-from aggregator.server import ADDRESSES_FILE, listen
 from aggregator.store import Store
 from privacy.errors import TidegateError, UsageError
 from tidegate.pki import load_authority, read_private

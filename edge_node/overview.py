@@ -7,8 +7,7 @@ from typing import Any
 
 from edge_node.config import SiteConfig, load_config
 from edge_node.policy_file import load_policy
-from edge_node.sandbox import probe_sandbox
-from edge_node.trainer import TrainerFailure
+from edge_node.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
 
 _SECRET_WORDS = ("password", "secret", "token", "credential", "key")
@@ -55,7 +54,7 @@ def redact(table: dict[str, Any]) -> dict[str, Any]:
 def _sandbox() -> dict[str, Any]:
     """Enter the sandbox once and say which protections hold on this machine."""
     try:
-        report = asyncio.run(probe_sandbox())
+        report = asyncio.run(probe())
     except (TrainerFailure, UsageError) as error:
         return {"available": False, "why": str(error)}
     return {**dataclasses.asdict(report), "missing": list(report.missing)}

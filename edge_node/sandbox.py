@@ -148,7 +148,7 @@ class Sandbox:
         )
 
 
-def enter(plan: SandboxPlan, lifeline: int, worker_only: tuple[int, ...]) -> Sandbox:
+def enter(plan: SandboxPlan, lifeline: int, trainer_only: tuple[int, ...]) -> Sandbox:
     """Confine this process, which must be fresh: one thread, no library loaded, no secret read.
 
     The process forks. The first becomes a supervisor that only waits: it ends the second, and with
@@ -158,7 +158,7 @@ def enter(plan: SandboxPlan, lifeline: int, worker_only: tuple[int, ...]) -> San
     Args:
         plan: What to confine to.
         lifeline: Read end of a pipe whose other end only the daemon holds.
-        worker_only: File descriptors that the supervisor must let go of.
+        trainer_only: File descriptors that the supervisor must let go of.
 
     Returns:
         The sandbox, short of its filter; what could not be had is in the report of `seal`.
@@ -167,7 +167,7 @@ def enter(plan: SandboxPlan, lifeline: int, worker_only: tuple[int, ...]) -> San
     _take_namespaces(progress)
     pid = os.fork()
     if pid:
-        _supervise(pid, lifeline, worker_only)
+        _supervise(pid, lifeline, trainer_only)
     os.close(lifeline)
     linux_calls.die_with_parent(signal.SIGKILL)
     if os.getppid() == 1:  # the supervisor died before the line above
@@ -270,17 +270,17 @@ def _limit(name: int, value: int) -> None:
     resource.setrlimit(name, (bound, bound))
 
 
-def _supervise(pid: int, lifeline: int, worker_only: tuple[int, ...]) -> NoReturn:
-    """Wait until the worker ends or the lifeline closes, end the worker, and exit as it did."""
-    for descriptor in (0, 1, 2, *worker_only):
+def _supervise(pid: int, lifeline: int, trainer_only: tuple[int, ...]) -> NoReturn:
+    """Wait until the trainer ends or the lifeline closes, end the trainer, and exit as it did."""
+    for descriptor in (0, 1, 2, *trainer_only):
         os.close(descriptor)
-    worker = os.pidfd_open(pid)
+    trainer = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)  # closing shows as POLLHUP; nothing is ever written
-    poll.register(worker, select.POLLIN)
+    poll.register(trainer, select.POLLIN)
     while not poll.poll():
         pass
-    signal.pidfd_send_signal(worker, signal.SIGKILL)  # harmless to one that has ended
+    signal.pidfd_send_signal(trainer, signal.SIGKILL)  # harmless to one that has ended
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
@@ -288,14 +288,3 @@ def _supervise(pid: int, lifeline: int, worker_only: tuple[int, ...]) -> NoRetur
 
 def _write(path: str, text: str) -> None:
     Path(path).write_text(text, encoding="ascii")
-
-
-async def probe_sandbox() -> SandboxReport:
-    """Enter the sandbox in a process of its own and say what holds on this machine.
-
-    Raises:
-        TrainerFailure: Not even a process could be started.
-    """
-    from edge_node.trainer import probe  # noqa: PLC0415 - the confined process must stay light
-
-    return await probe()

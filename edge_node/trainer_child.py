@@ -110,9 +110,9 @@ class TrainerChild:
         return frame
 
     async def end(self) -> int:
-        """End the process and all it started, and give the worker's exit status.
+        """End the process and all it started, and give the trainer's exit status.
 
-        A worker that a signal ended has status 128 plus the signal's number.
+        A trainer that a signal ended has status 128 plus the signal's number.
         """
         self._connection.close()
         self._lifeline.close()

@@ -2,7 +2,7 @@
 
 Started by ``edge_node.trainer`` as ``python -I -B -u -m edge_node.trainer_process SOCKET MEMORY
 LIFELINE`` with three inherited file descriptors. Until the sandbox is entered nothing heavy is
-imported, for the process forks there; ``edge_node.trainer_worker`` is the rest.
+imported, for the process forks there; ``edge_node.trainer_loop`` is the rest.
 """
 
 import os
@@ -50,7 +50,7 @@ def _work(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sand
     if not start.app_folder:  # a probe
         _tell(connection, trainer_frames.report_frame(sandbox.seal(), "none"))
         return
-    from edge_node.trainer_worker import serve  # noqa: PLC0415 - torch, on this side of the fork
+    from edge_node.trainer_loop import serve  # noqa: PLC0415 - torch, on this side of the fork
 
     serve(start, connection, memory_fd, sandbox)
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from aggregator.config import AggregatorConfig
 from aggregator.coordinator import Coordinator
+from aggregator.listeners import listen
 from aggregator.registry import Registry
-from aggregator.server import listen
 from aggregator.store import Store
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.wire_site import OPTIONS, WireSite

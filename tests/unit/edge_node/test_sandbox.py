@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edge_node import trainer_child
-from edge_node.sandbox import SandboxMode, SandboxReport, probe_sandbox
-from edge_node.trainer import TrainerFailure
+from edge_node.sandbox import SandboxMode, SandboxReport
+from edge_node.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
 from tests.support.trainer_apps import LINEAR, make_trainer, write_app
 
@@ -104,7 +104,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def full_sandbox():
-    report = asyncio.run(probe_sandbox())
+    report = asyncio.run(probe())
     if report.missing:
         pytest.skip(f"this machine cannot give the whole sandbox: {report.notes}")
 
@@ -274,7 +274,7 @@ def test_the_probe_agrees_with_a_trainer(tmp_path):
         trainer = make_trainer(write_app(tmp_path))
         report = await trainer.start()
         await trainer.stop()
-        return report, await probe_sandbox()
+        return report, await probe()
 
     started, probed = asyncio.run(scenario())
     assert started == probed
