@@ -1,9 +1,6 @@
 """Stage 13: name model versions by the hash chain over their bytes, and keep the newest at hand.
 
-Version v is the flat float32 vector, little-endian. Its chain head is
-``hash_of("version", head of v-1, v, SHA-256 of the bytes)``, before version 0
-``hash_of("chain", job_id)``: a site that checks it knows that all sites were sent the same models
-(secure-aggregation.md, Values). Hashes are over broadcast bytes, never over local floats.
+Version v is the flat float32 vector, little-endian; ``tidegate.version_chain`` names it.
 """
 
 import hashlib
@@ -14,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.errors import PeerError, Reason
-from privacy.secagg.encoding import hash_of
 from privacy.secagg.messages import Fingerprint
+from tidegate.version_chain import chain_head, chain_start
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class ModelVersion:
 
 def first_version(job_id: str, data: bytes) -> ModelVersion:
     """Name the initial model of a job."""
-    return _named(hash_of("chain", job_id), 0, data)
+    return _named(chain_start(job_id), 0, data)
 
 
 def next_version(previous: ModelVersion, values_D: NDArray[np.float32]) -> ModelVersion:
@@ -52,7 +49,7 @@ def next_version(previous: ModelVersion, values_D: NDArray[np.float32]) -> Model
 
 def _named(head: bytes, version: int, data: bytes) -> ModelVersion:
     digest = hashlib.sha256(data).digest()
-    return ModelVersion(version, digest, hash_of("version", head, version, digest), data)
+    return ModelVersion(version, digest, chain_head(head, version, digest), data)
 
 
 class ContentShelf:

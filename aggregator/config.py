@@ -5,17 +5,24 @@ default but ``consortium_id``; an unknown key is an error, so that a mistyped li
 off.
 """
 
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+import re
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from privacy.errors import UsageError
 from privacy.secagg.keys import suite_named
-from tidegate.pki import NAME
+from privacy.secagg.rules import StepTimeouts
+from tidegate.names import DEVICE, NAME, NAME_RULE
+from tidegate.toml_table import Span, Table
 
 LEVELS = ("debug", "info", "warning", "error")
-_MAX_PORT = 65_535
+_MAX_FILE_BYTES = 1 << 20
+_PORTS = Span(0, 65_535)
+_COUNTS = Span(1, 1 << 40)
+_HOST = re.compile(r"[A-Za-z0-9.:-]{1,253}")
+_HOST_RULE = "a host name or an address"
+_TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
+_TEXT_RULE = "text in quotes"
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,6 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Timeouts:
-    """How long each step of the secure exchange waits for a silent site, in seconds."""
-
-    share_keys_s: float = 30.0
-    masked_update_s: float = 300.0
-    consistency_s: float = 30.0
-    unmask_s: float = 30.0
-
-
-@dataclass(frozen=True)
 class AggregatorConfig:
     """Everything that one aggregator process is told.
 
@@ -71,11 +68,13 @@ class AggregatorConfig:
         log_level: debug, info, warning or error.
         keep_last_uploads: Copy the masked uploads of a job's last round into ``kept/``, to show
             what an aggregator sees.
+        limits: See ``Limits``.
+        timeouts: How long each step of the secure exchange waits for a silent site.
     """
 
     consortium_id: str
     folder: Path
-    database: str
+    database: str = field(repr=False)  # a PostgreSQL URL may hold a password
     host: str = "127.0.0.1"
     public_host: str = ""
     site_port: int = 0
@@ -86,20 +85,7 @@ class AggregatorConfig:
     log_level: str = "info"
     keep_last_uploads: bool = False
     limits: Limits = Limits()
-    timeouts: Timeouts = Timeouts()
-
-
-_STRINGS = (
-    "consortium_id",
-    "folder",
-    "database",
-    "host",
-    "public_host",
-    "device",
-    "suite",
-    "log_level",
-)
-_PORTS = ("site_port", "enrolment_port", "operator_port")
+    timeouts: StepTimeouts = field(default_factory=StepTimeouts)
 
 
 def load_config(path: Path) -> AggregatorConfig:
@@ -110,72 +96,37 @@ def load_config(path: Path) -> AggregatorConfig:
             message names file, key and mend.
     """
     try:
-        table = tomllib.loads(path.read_text())
+        raw = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not TOML: {error}") from error
-    known = (*_STRINGS, *_PORTS, "keep_last_uploads", "limits", "timeouts")
-    _refuse_unknown(path, "", table, known)
-    keep = table.get("keep_last_uploads", False)
-    if not isinstance(keep, bool):
-        raise UsageError(f"{path}: keep_last_uploads must be true or false, not {keep!r}")
-    texts = {key: _string(path, key, table[key]) for key in _STRINGS if key in table}
-    ports = {key: _whole(path, key, table[key], 0) for key in _PORTS if key in table}
-    for key, port in ports.items():
-        if port > _MAX_PORT:
-            raise UsageError(f"{path}: {key} = {port} is no port (0 to {_MAX_PORT})")
-    if NAME.fullmatch(texts.get("consortium_id", "")) is None:
-        raise UsageError(f"{path}: consortium_id must be 1 to 63 of a-z, 0-9 and '-'")
-    if texts.get("log_level", "info") not in LEVELS:
-        raise UsageError(f"{path}: log_level must be one of {', '.join(LEVELS)}")
-    suite_named(texts.get("suite", AggregatorConfig.suite))
-    folder = (path.parent / texts.pop("folder", ".")).resolve()
-    database = texts.pop("database", "") or f"sqlite:///{folder / 'aggregator.sqlite'}"
-    timeouts = _numbers(path, table, "timeouts", Timeouts)
-    return replace(
-        AggregatorConfig(texts.pop("consortium_id"), folder, database),
-        keep_last_uploads=keep,
-        limits=Limits(**_numbers(path, table, "limits", Limits)),
-        timeouts=Timeouts(**{key: float(value) for key, value in timeouts.items()}),
-        **texts,  # type: ignore[arg-type]
-        **ports,  # type: ignore[arg-type]
+    known = [one.name for one in fields(AggregatorConfig)]
+    top = Table.parse(raw, str(path), known, _MAX_FILE_BYTES)
+    base = AggregatorConfig
+    folder = (path.parent / top.text("folder", _TEXT, _TEXT_RULE, ".")).resolve()
+    database = f"sqlite:///{folder / 'aggregator.sqlite'}"
+    suite = top.text("suite", _TEXT, _TEXT_RULE, base.suite)
+    suite_named(suite)
+    return AggregatorConfig(
+        consortium_id=top.text("consortium_id", NAME, NAME_RULE),
+        folder=folder,
+        database=top.text("database", _TEXT, _TEXT_RULE, database),
+        host=top.text("host", _HOST, _HOST_RULE, base.host),
+        public_host=top.text("public_host", _HOST, _HOST_RULE) if top.has("public_host") else "",
+        site_port=top.whole("site_port", _PORTS, base.site_port),
+        enrolment_port=top.whole("enrolment_port", _PORTS, base.enrolment_port),
+        operator_port=top.whole("operator_port", _PORTS, base.operator_port),
+        device=top.text("device", DEVICE, "'auto' or a torch device", base.device),
+        suite=suite,
+        log_level=top.choice("log_level", LEVELS, base.log_level),
+        keep_last_uploads=top.flag("keep_last_uploads", base.keep_last_uploads),
+        limits=Limits(**_whole_numbers(top, "limits", Limits)),
+        timeouts=StepTimeouts(**_whole_numbers(top, "timeouts", StepTimeouts)),
     )
 
 
-def _numbers(
-    path: Path, table: Mapping[str, object], name: str, kind: type[Limits] | type[Timeouts]
+def _whole_numbers(
+    top: Table, name: str, kind: type[Limits] | type[StepTimeouts]
 ) -> dict[str, int]:
-    section = _table(path, table, name)
-    _refuse_unknown(path, name, section, [field.name for field in fields(kind)])
-    return {key: _whole(path, f"{name}.{key}", value, 1) for key, value in section.items()}
-
-
-def _table(path: Path, table: Mapping[str, object], name: str) -> dict[str, object]:
-    section = table.get(name, {})
-    if not isinstance(section, dict):
-        raise UsageError(f"{path}: [{name}] must be a table")
-    return section
-
-
-def _refuse_unknown(
-    path: Path, name: str, table: Mapping[str, object], allowed: tuple[str, ...] | list[str]
-) -> None:
-    unknown = sorted(set(table) - set(allowed))
-    if unknown:
-        where = f"[{name}] " if name else ""
-        raise UsageError(
-            f"{path}: {where}has the unknown key {unknown[0]!r}; known are {', '.join(allowed)}"
-        )
-
-
-def _string(path: Path, key: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{path}: {key} must be a string in quotes, not {value!r}")
-    return value
-
-
-def _whole(path: Path, key: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{path}: {key} must be a whole number of at least {least}, not {value!r}")
-    return value
+    """Read a table of positive whole numbers; what is absent keeps its default."""
+    table = top.table(name, [one.name for one in fields(kind)])
+    return {key: table.whole(key, _COUNTS) for key in table.fields}

@@ -2,7 +2,7 @@
 
 import time
 
-from aggregator.grpc_status import AbortableContext, refuse
+from aggregator.grpc_calls import AbortableContext, refuse
 from aggregator.log import LOGGER
 from aggregator.registry import Registry
 from privacy.errors import PeerError, Reason

@@ -12,7 +12,6 @@ import torch
 
 from aggregator.broadcast import ContentShelf, ModelVersion
 from aggregator.bundle_stock import BundleStock
-from aggregator.config import Timeouts
 from aggregator.fold import Fold
 from aggregator.jobs import Job, JobStore
 from aggregator.registry import SealedManifest
@@ -44,7 +43,7 @@ class Surroundings:
     shelf: ContentShelf
     jobs: JobStore
     sealed: SealedManifest
-    timeouts: Timeouts
+    timeouts: StepTimeouts
     device: torch.device
     fold_thread: Executor
     kept_folder: Path | None
@@ -152,12 +151,7 @@ def open_attempt(
         bundles=drawn,
         plan=frozen,
         pinned=around.pinned,
-        timeouts=StepTimeouts(
-            around.timeouts.share_keys_s,
-            around.timeouts.masked_update_s,
-            around.timeouts.consistency_s,
-            around.timeouts.unmask_s,
-        ),
+        timeouts=around.timeouts,
     )
     machine = ServerAttempt(config)
     serials = {around.members[signed.bundle.site]: signed.bundle.serial for signed in drawn}

@@ -12,13 +12,12 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from aggregator.coordinator import Coordinator
-from aggregator.grpc_status import AbortableContext, peer_certificate, refuse
+from aggregator.grpc_calls import AbortableContext, peer_certificate, refuse
 from aggregator.jobs import Job
 from aggregator.log import LOGGER
 from aggregator.registry import EnrolledSite
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import convert, pki
-from tidegate.convert import Limits
 from tidegate.jobfile import RecordPrivacy
 from tidegate.requests import JobStatus, SiteProgress, SiteRecord, SubmitHeader, TokenGrant
 from tidegate.v1 import operator_pb2 as pb
@@ -136,8 +135,7 @@ class OperatorService:
         self, requests: AsyncIterator[pb.SubmitJobRequest], _context: AbortableContext
     ) -> pb.SubmitJobResponse:
         """Take a job: header, then app bundle and initial model."""
-        sealed = self._registry.sealed
-        limits = Limits.of(sealed.manifest.limits) if sealed else convert.DEFAULT_LIMITS
+        limits = self._registry.wire_limits
         header: SubmitHeader | None = None
         body = bytearray()
         async for request in requests:

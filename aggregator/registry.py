@@ -6,7 +6,7 @@ kept as SHA-256 only, hold once, and expire (architecture.md section 3).
 """
 
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sqlalchemy import insert, select, update
@@ -17,11 +17,10 @@ from aggregator.store import Store
 from aggregator.tables import MANIFESTS, SITES, TOKENS
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki, tokens
+from tidegate.convert import DEFAULT_LIMITS, Limits
 from tidegate.manifest import Manifest, parse_and_verify
+from tidegate.names import NAME, NAME_RULE
 from tidegate.requests import EnrolmentRequest
-
-DEFAULT_TOKEN_VALID_S = 3600
-MAX_TOKEN_VALID_S = 30 * 86_400
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,11 @@ class Registry:
         """The CA certificate, PEM."""
         return self._authority.certificate_pem()
 
+    @property
+    def wire_limits(self) -> Limits:
+        """What may come over the wire: as the sealed manifest says, before it the defaults."""
+        return Limits.of(self.sealed.manifest.limits) if self.sealed else DEFAULT_LIMITS
+
     def site(self, site_id: str) -> EnrolledSite | None:
         """Return an enrolled site, revoked ones too."""
         return self._sites.get(site_id)
@@ -97,7 +101,7 @@ class Registry:
 
         Args:
             site_id: The name that its certificate will carry.
-            valid_s: Seconds until it expires; 0 takes an hour.
+            valid_s: Seconds until it expires.
             now_s: Unix seconds.
 
         Returns:
@@ -106,14 +110,14 @@ class Registry:
         Raises:
             UsageError: No such name is possible, it is enrolled already, or the time is too long.
         """
-        if pki.NAME.fullmatch(site_id) is None:
-            raise UsageError(f"{site_id!r} is no site id: use 1 to 63 of a-z, 0-9 and '-'")
+        if NAME.fullmatch(site_id) is None:
+            raise UsageError(f"{site_id!r} is no site id: use {NAME_RULE}")
         if site_id in self._sites:
             raise UsageError(f"site {site_id} is enrolled already; choose another name")
-        if valid_s > MAX_TOKEN_VALID_S:
-            raise UsageError(f"a token may hold at most {MAX_TOKEN_VALID_S} s, not {valid_s}")
+        if not 0 < valid_s <= tokens.MAX_VALID_S:
+            raise UsageError(f"a token may hold 1 to {tokens.MAX_VALID_S} s, not {valid_s}")
         secret = tokens.new_secret()
-        expires_at_s = int(now_s) + (valid_s or DEFAULT_TOKEN_VALID_S)
+        expires_at_s = int(now_s) + valid_s
         row = {
             "secret_sha256": tokens.hash_secret(secret),
             "site_id": site_id,
@@ -166,7 +170,7 @@ class Registry:
         change = update(SITES).where(SITES.c.site_id == site_id, SITES.c.revoked_at_s.is_(None))
         with self._store.transaction() as connection:
             connection.execute(change, {"revoked_at_s": int(now_s), "revoked_why": why})
-        self._sites[site_id] = EnrolledSite(**{**site.__dict__, "revoked": True})
+        self._sites[site_id] = replace(site, revoked=True)
 
     def authenticate(self, certificate_pem: bytes) -> EnrolledSite:
         """Return the site that a certificate, verified by TLS, belongs to.

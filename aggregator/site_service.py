@@ -11,13 +11,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from aggregator.grpc_status import AbortableContext, peer_certificate, refuse
+from aggregator.grpc_calls import AbortableContext, peer_certificate, refuse
 from aggregator.log import LOGGER
 from aggregator.registry import EnrolledSite, Registry
 from aggregator.sessions import FRAME_BYTES, SessionEvents, Sessions, SiteSession, frame_of
 from privacy.errors import PeerError, Reason
 from tidegate import convert
-from tidegate.convert import Limits
 from tidegate.messages import PROTOCOL, Hello, Refused, SiteMessage
 from tidegate.v1 import federation_pb2 as pb
 
@@ -120,8 +119,7 @@ class SiteService:
                 LOGGER.info("site %s: %s dropped: %s", site.site_id, type(message).__name__, error)
 
     def _parse(self, frame: bytes, site: EnrolledSite) -> SiteMessage:
-        sealed = self._registry.sealed
-        limits = Limits.of(sealed.manifest.limits) if sealed else convert.DEFAULT_LIMITS
+        limits = self._registry.wire_limits
         if len(frame) > limits.max_message_bytes:
             raise PeerError(
                 Reason.TOO_LARGE,

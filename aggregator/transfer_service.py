@@ -7,14 +7,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from aggregator.broadcast import ContentShelf
-from aggregator.grpc_status import AbortableContext, peer_certificate, refuse
+from aggregator.grpc_calls import AbortableContext, peer_certificate, refuse
 from aggregator.log import LOGGER
 from aggregator.registry import EnrolledSite, Registry
 from aggregator.sessions import FRAME_BYTES
 from aggregator.spool import Spool, Upload
 from privacy.errors import PeerError, Reason
 from tidegate import convert
-from tidegate.convert import Limits
 from tidegate.requests import DownloadRequest, UploadReceipt
 from tidegate.v1 import transfer_pb2 as pb
 
@@ -107,8 +106,7 @@ class TransferService:
         return data
 
     async def _take(self, frames: AsyncIterator[bytes], site: EnrolledSite) -> bytes:
-        sealed = self._registry.sealed
-        limits = Limits.of(sealed.manifest.limits) if sealed else convert.DEFAULT_LIMITS
+        limits = self._registry.wire_limits
         upload: Upload | None = None
         ctx, stream, size, spent = b"", 0, 0, 0.0
         async for frame in frames:

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from privacy.errors import UsageError
+from tidegate.names import ADDRESS, DEVICE, NAME, NAME_RULE
 from tidegate.toml_table import Span, Table
 
 _MAX_FILE_BYTES = 1 << 20
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_NAME_RULE = "1 to 63 of a-z, 0-9 and '-', not starting with '-'"
 _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 _PATH_RULE = "a path"
 _DATASET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DATASET_RULE = "1 to 64 letters, digits, '_', '.' and '-'"
-_DEVICE = re.compile(r"[a-z]{2,16}(:[0-9]{1,3})?")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):[0-9]{1,5}")
 _TABLES = {
     "site": ("id", "folder"),
     "store": ("mirror_file", "boot_key_folder"),
@@ -153,7 +150,7 @@ def load_config(path: Path) -> SiteConfig:
         )
     return SiteConfig(
         path=path,
-        site_id=site.text("id", _NAME, _NAME_RULE),
+        site_id=site.text("id", NAME, NAME_RULE),
         folder=folder,
         mirror_file=mirror,
         boot_key_folder=_optional_path(store, "boot_key_folder", path.parent),
@@ -172,7 +169,7 @@ def _optional_path(table: Table, key: str, folder: Path) -> Path | None:
 
 
 def _address(table: Table, key: str) -> str | None:
-    return table.text(key, _ADDRESS, "host:port") if table.has(key) else None
+    return table.text(key, ADDRESS, "host:port") if table.has(key) else None
 
 
 def _datasets(top: Table) -> dict[str, DatasetConfig]:
@@ -200,7 +197,7 @@ def _trainer(table: Table) -> TrainerSettings:
         start_time_limit_s=table.number("start_time_limit_s", seconds, base.start_time_limit_s),
         threads=table.whole("threads", Span(1, 1024), base.threads),
         sandbox=table.choice("sandbox", ("best-available", "required"), base.sandbox),
-        device=table.text("device", _DEVICE, "'auto' or a torch device", base.device),
+        device=table.text("device", DEVICE, "'auto' or a torch device", base.device),
     )
 
 

@@ -5,10 +5,10 @@ import hashlib
 
 import grpc.aio
 
-from edge_node.grpc_status import is_passing, peer_error_of
 from edge_node.link import Link
 from privacy.errors import PeerError, Reason
 from tidegate import convert
+from tidegate.refusals import is_passing, peer_error_of
 from tidegate.requests import DownloadRequest
 
 _RETRY_S = 0.5

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509 import Certificate
 
 from edge_node.config import SiteConfig
-from edge_node.grpc_status import peer_error_of
 from edge_node.store_schema import make_private_folder
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.keys import SoftwareSigner
@@ -31,6 +30,7 @@ from tidegate.keys import (
     spki_der,
     write_private,
 )
+from tidegate.refusals import peer_error_of
 from tidegate.requests import EnrolmentGrant, EnrolmentRequest
 from tidegate.tokens import EnrolmentToken
 from tidegate.v1 import federation_pb2 as pb

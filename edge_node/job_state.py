@@ -9,11 +9,11 @@ from edge_node.commands import AcceptedJob, RosterArrived
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import encoding_for_version
-from privacy.secagg.encoding import hash_of
 from privacy.secagg.messages import AttemptContext, Fingerprint
 from privacy.secagg.rules import ExpectedPlan
 from privacy.secagg.site import SiteAttempt
 from tidegate.messages import Ready, TrainRequest
+from tidegate.version_chain import chain_head, chain_start
 
 
 class Phase(StrEnum):
@@ -90,7 +90,7 @@ class JobState:
                 older version or round.
         """
         last = self.wanted
-        before = hash_of("chain", self.job.job_id) if request.version == 0 else b""
+        before = chain_start(self.job.job_id) if request.version == 0 else b""
         if last is not None:
             if (request.version, request.round) < (last.version, last.round):
                 raise PeerError(
@@ -107,8 +107,8 @@ class JobState:
             if request.version == last.version + 1:
                 before = self.head
         known = bool(before)
-        if known and request.chain_head != hash_of(
-            "version", before, request.version, request.model_sha256
+        if known and request.chain_head != chain_head(
+            before, request.version, request.model_sha256
         ):
             raise PeerError(
                 Reason.EQUIVOCATION,
@@ -186,7 +186,6 @@ class LiveAttempt:
 
     Attributes:
         charged: Slot 2 is durable: the update is used up, whatever comes.
-        begun: Slot 1 is durable.
         dead: The machine has given it up.
         answers_abort: The aggregator asked for the abort, so no failure is reported to it.
         survivors: U3 as signed in step 3, for the rule on adjacent cohorts; mode ``none`` only.

@@ -13,13 +13,13 @@ import grpc.aio
 
 from edge_node.commands import Connected, Disconnected, ParticipantEvent
 from edge_node.config import SessionSettings
-from edge_node.grpc_status import peer_error_of
 from edge_node.link import Link
 from edge_node.log import warning
 from privacy.errors import PeerError
 from tidegate import convert
 from tidegate.convert import Limits
 from tidegate.messages import SiteMessage
+from tidegate.refusals import peer_error_of
 from tidegate.v1 import federation_pb2 as pb
 
 Dispatch = Callable[[ParticipantEvent], None]

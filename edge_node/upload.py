@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import grpc.aio
 import numpy as np
 
-from edge_node.grpc_status import is_passing, peer_error_of
 from edge_node.link import Link
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
@@ -20,6 +19,7 @@ from privacy.ring import pack
 from privacy.secagg.masking import mask
 from privacy.secagg.messages import MaskTerm
 from tidegate import convert
+from tidegate.refusals import is_passing, peer_error_of
 from tidegate.requests import UploadHeader
 from tidegate.v1 import transfer_pb2
 

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 
-from privacy.errors import PeerError, Reason, UsageError
+from privacy.errors import PeerError, UsageError
 from tidegate.pki import read_private
+from tidegate.refusals import peer_error_of
 from tidegate.v1 import operator_pb2_grpc
 
 CLIENT_FILE = "client.toml"
 MAX_MESSAGE_BYTES = 8 << 20
-REASON_KEY = "tidegate-reason"
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,9 @@ def operator_api(folder: OperatorFolder) -> Iterator[operator_pb2_grpc.OperatorS
 
 def explained(error: grpc.RpcError, address: str) -> PeerError | UsageError:
     """Turn a gRPC failure into an error for people."""
-    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-    details = (error.details() if isinstance(error, grpc.Call) else "") or ""
-    if code is grpc.StatusCode.UNAVAILABLE:
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
         return UsageError(
-            f"the aggregator at {address} does not answer ({details}): is it running"
+            f"the aggregator at {address} does not answer ({error.details()}): is it running"
             " (`tidegate up`), and is this operator folder of the same consortium?"
         )
-    # The stubs take metadata for an opaque type; it is pairs of key and value.
-    trailing: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else None
-    named = [str(value) for key, value in trailing or () if key == REASON_KEY]
-    try:
-        reason = Reason(named[0] if named else "")
-    except ValueError:
-        reason = Reason.INTERNAL
-    return PeerError(reason, details or f"the aggregator answered {code.name}")
+    return peer_error_of(error)

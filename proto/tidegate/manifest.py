@@ -16,6 +16,7 @@ from typing import Any
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.encoding import enc
 from tidegate import pki
+from tidegate.names import NAME, NAME_RULE
 
 VERSION = 1
 SUITES = ("P256_SHA256_AES256",)
@@ -158,8 +159,8 @@ def check(manifest: Manifest) -> None:
     """
     if not _whole(manifest.version, VERSION, VERSION):
         raise _bad(f"version {manifest.version!r} is not {VERSION}")
-    if not _text(manifest.consortium_id, pki.NAME):
-        raise _bad("consortium_id must be 1 to 63 of a-z, 0-9 and '-'")
+    if not _text(manifest.consortium_id, NAME):
+        raise _bad(f"consortium_id must be {NAME_RULE}")
     if not _whole(manifest.roster_epoch, 1, (1 << 32) - 1):
         raise _bad("roster_epoch must be a whole number from 1")
     if manifest.suite not in SUITES:
@@ -199,8 +200,8 @@ def _check_members(members: tuple[Member, ...]) -> None:
     keys: set[str] = set()
     last = ""
     for member in members:
-        if not _text(member.site_id, pki.NAME):
-            raise _bad("a member's site_id must be 1 to 63 of a-z, 0-9 and '-'")
+        if not _text(member.site_id, NAME):
+            raise _bad(f"a member's site_id must be {NAME_RULE}")
         where = f"member {member.site_id}"
         if member.site_id <= last:
             raise _bad(f"{where}: members must be sorted by site_id, each once")

@@ -36,6 +36,7 @@ from tidegate.keys import (
     verify,
     write_private,
 )
+from tidegate.names import NAME, NAME_RULE
 
 __all__ = [
     "Authority",
@@ -74,7 +75,6 @@ BACKDATE_S = 300
 """Certificates start this long before they are issued: clocks of sites are not exact."""
 
 ROLES = ("site", "operator", "aggregator")
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MAX_CSR_BYTES = 8192
 
 
@@ -355,6 +355,4 @@ def _host_name(host: str) -> x509.GeneralName:
 
 def _check_name(name: str, what: str) -> None:
     if NAME.fullmatch(name) is None:
-        raise UsageError(
-            f"{what} {name!r} is not allowed: 1 to 63 of a-z, 0-9 and '-', not starting with '-'"
-        )
+        raise UsageError(f"{what} {name!r} is not allowed: {NAME_RULE}")

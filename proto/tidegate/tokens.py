@@ -14,12 +14,12 @@ import secrets
 from dataclasses import asdict, dataclass, field
 
 from privacy.errors import UsageError
+from tidegate.names import ADDRESS, NAME
 
 PREFIX = "tg1."
+MAX_VALID_S = 30 * 86_400
 _MAX_TOKEN_CHARS = 16_384
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,128}")
-_SITE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):[0-9]{1,5}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -89,10 +89,10 @@ def decode(text: str) -> EnrolmentToken:
 def _check(token: EnrolmentToken) -> None:
     """Refuse a token whose fields are not what version 1 says; never repeat the secret."""
     patterns = (
-        ("site_id", token.site_id, _SITE_ID),
+        ("site_id", token.site_id, NAME),
         ("secret", token.secret, _SECRET),
-        ("enrolment", token.enrolment, _ADDRESS),
-        ("sites", token.sites, _ADDRESS),
+        ("enrolment", token.enrolment, ADDRESS),
+        ("sites", token.sites, ADDRESS),
         ("operator_fingerprint", token.operator_fingerprint, _FINGERPRINT),
     )
     for name, value, pattern in patterns:

@@ -6,12 +6,12 @@ sees the value. Every refusal is a ``PeerError``; the value itself is never repe
 """
 
 import math
-import re
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from privacy.errors import PeerError, Reason
 from tidegate.manifest import MAX_SITES, ManifestLimits
+from tidegate.names import NAME, NAME_RULE
 
 HASH_BYTES = 32
 INSTANCE_ID_BYTES = 16
@@ -22,7 +22,6 @@ MAX_TIME_S = 1 << 40
 MAX_EPSILON = 1e9
 
 _MIN_SIGNATURE_BYTES = 8
-_SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REASONS = frozenset(reason.value for reason in Reason)
 
 
@@ -102,9 +101,9 @@ def text(value: str, name: str, most: int = MAX_TEXT_CHARS) -> str:
 
 
 def slug(value: str, name: str) -> str:
-    """Take a site, job or consortium id: 1 to 63 of a-z, 0-9 and '-', not starting with '-'."""
-    if _SLUG.fullmatch(value) is None:
-        raise malformed(name, "must be 1 to 63 of a-z, 0-9 and '-', not starting with '-'")
+    """Take a site, job or consortium id: ``names.NAME``."""
+    if NAME.fullmatch(value) is None:
+        raise malformed(name, f"must be {NAME_RULE}")
     return value
 
 

@@ -5,7 +5,7 @@ log lines. What the aggregator answers ends on the operator's terminal and in a 
 bounded too: no escape sequence, no NaN, no endless list.
 """
 
-from tidegate import appbundle, jobfile, manifest
+from tidegate import appbundle, jobfile, manifest, tokens
 from tidegate.convert import bounds
 from tidegate.convert.bounds import DEFAULT_LIMITS, Limits, malformed
 from tidegate.convert.session import MAX_SPEC_BYTES
@@ -23,7 +23,6 @@ from tidegate.requests import (
 )
 from tidegate.v1 import operator_pb2 as pb
 
-MAX_TOKEN_VALID_S = 30 * 86_400
 _MAX_ADDRESS_CHARS = 264
 _MAX_SECRET_CHARS = 128
 _MAX_METRICS = 64
@@ -50,7 +49,7 @@ def token_request_from_wire(message: pb.CreateTokenRequest) -> TokenRequest:
     """Take a request for an enrolment token."""
     return TokenRequest(
         site_id=bounds.slug(message.site_id, "create_token.site_id"),
-        valid_s=bounds.whole(message.valid_s, 1, MAX_TOKEN_VALID_S, "create_token.valid_s"),
+        valid_s=bounds.whole(message.valid_s, 1, tokens.MAX_VALID_S, "create_token.valid_s"),
     )
 
 

@@ -59,10 +59,10 @@ unmask_s = 5
         ('consortium_id = "a"\nsuite = "ROT13"', "ROT13"),
         ('consortium_id = "a"\nkeep_last_uploads = 1', "keep_last_uploads"),
         ('consortium_id = "a"\nlimits = 3', "limits"),
-        ('consortium_id = "a"\n[limits]\nmax_jobs = 0', "limits.max_jobs"),
+        ('consortium_id = "a"\n[limits]\nmax_jobs = 0', "max_jobs"),
         ('consortium_id = "a"\n[limits]\nmax_job = 1', "max_job"),
         ('consortium_id = "a"\n[timeouts]\nunmask = 1', "unmask"),
-        ("consortium_id = ", "not TOML"),
+        ("consortium_id = ", "not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, named):

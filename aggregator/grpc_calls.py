@@ -1,4 +1,4 @@
-"""Say refusals in gRPC: a status, a sentence, and the reason's word in the trailing metadata."""
+"""Use of a gRPC call what the listeners need: who calls, and how it is refused."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -6,22 +6,7 @@ from typing import Protocol
 import grpc
 
 from privacy.errors import PeerError, Reason, UsageError
-
-REASON_KEY = "tidegate-reason"
-
-_UNAUTHENTICATED = {Reason.UNAUTHENTICATED, Reason.BAD_SIGNATURE}
-_DENIED = {Reason.REVOKED, Reason.POLICY, Reason.BUDGET_EXHAUSTED}
-_DENIED |= {Reason.TOKEN_EXPIRED, Reason.TOKEN_USED, Reason.TOKEN_UNKNOWN}
-_OTHERS = {
-    Reason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.NOT_FINITE: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.WRONG_SHAPE: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.WRONG_DIGEST: grpc.StatusCode.DATA_LOSS,
-    Reason.UNKNOWN_JOB: grpc.StatusCode.NOT_FOUND,
-    Reason.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
-}
+from tidegate.refusals import status_of, trailer_of
 
 
 class AbortableContext(Protocol):
@@ -37,22 +22,13 @@ class AbortableContext(Protocol):
         """End the call with a status."""
 
 
-def status_of(reason: Reason) -> grpc.StatusCode:
-    """Return the gRPC status of a reason."""
-    if reason in _UNAUTHENTICATED:
-        return grpc.StatusCode.UNAUTHENTICATED
-    if reason in _DENIED:
-        return grpc.StatusCode.PERMISSION_DENIED
-    return _OTHERS.get(reason, grpc.StatusCode.FAILED_PRECONDITION)
-
-
 async def refuse(context: AbortableContext, error: PeerError | UsageError) -> None:
     """End a call with an error; does not return."""
     if isinstance(error, UsageError):
         code, reason = grpc.StatusCode.FAILED_PRECONDITION, Reason.POLICY
     else:
         code, reason = status_of(error.reason), error.reason
-    await context.abort(code, str(error.args[0]), ((REASON_KEY, str(reason)),))
+    await context.abort(code, str(error.args[0]), trailer_of(reason))
 
 
 def peer_certificate(context: AbortableContext) -> bytes:
