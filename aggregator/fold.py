@@ -109,9 +109,7 @@ class Fold:
     def finish(self) -> FoldedSum:
         """Reduce mod 2^B and hand the sum over; the accumulator is not to be used again."""
         values_d = self._sum_d.cpu().numpy().view(np.uint32)
-        if self._bits < ring.MAX_BITS:
-            values_d &= np.uint32((1 << self._bits) - 1)
-        return FoldedSum(values_d, self._bits, self._updates)
+        return FoldedSum(ring.reduce_in_place(values_d, self._bits), self._bits, self._updates)
 
 
 def unpack_on_device(packed: bytes, count: int, bits: int, device: torch.device) -> torch.Tensor:

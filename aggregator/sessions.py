@@ -32,14 +32,12 @@ class SiteSession:
     Attributes:
         site: As enrolled.
         hello: What it said first.
-        connected_at_s: Unix seconds.
         outgoing: Frames that wait to be written.
         closed: Set once the session is to end, with the reason for the site.
     """
 
     site: EnrolledSite
     hello: Hello
-    connected_at_s: float
     outgoing: "asyncio.Queue[bytes]"
     closed: "asyncio.Future[PeerError]" = field(repr=False)
 
@@ -116,7 +114,7 @@ class Sessions:
             old.close(PeerError(Reason.REPLAY, "a newer session of the same daemon took over"))
         loop = asyncio.get_running_loop()
         session = SiteSession(
-            site, hello, now_s, asyncio.Queue(self._outgoing_messages), loop.create_future()
+            site, hello, asyncio.Queue(self._outgoing_messages), loop.create_future()
         )
         self._live[site.fingerprint] = session
         self.last_seen_s[site.site_id] = now_s

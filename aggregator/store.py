@@ -7,7 +7,6 @@ Who may enrol lies in ``registry``, what a job is in ``jobs``; both use ``transa
 """
 
 import hashlib
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from aggregator.tables import JOURNAL, METADATA
 from privacy.errors import UsageError
+from tidegate.keys import write_private
 
 INLINE_BYTES = 1 << 20
 """Blobs up to this size lie in the database and cost no fsync of their own."""
@@ -127,7 +127,7 @@ class Store:
             return data
         path = self._path(job_id, hashlib.sha256(data).digest())
         if not path.exists():
-            _write_durably(path, data)
+            write_private(path, data)
         return None
 
     def get_blob(self, job_id: str, column: bytes | None, sha256: bytes) -> bytes:
@@ -163,19 +163,3 @@ def _make_sqlite_durable(connection: object, _record: ConnectionPoolEntry) -> No
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
     cursor.close()
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, and durably: data, name and folder."""
-    temporary = path.with_suffix(".new")
-    with temporary.open("wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -63,14 +63,6 @@ class Dataset:
         rows = self.table_NC[indices_S]  # whole rows lie together: a cheap copy
         return rows if tuple(columns) == self.columns else rows[:, self._positions(columns)]
 
-    def check_columns(self, columns: Sequence[str]) -> None:
-        """Refuse columns that the data set does not have.
-
-        Raises:
-            UsageError: Naming the first few.
-        """
-        self._positions(columns)
-
     def _positions(self, columns: Sequence[str]) -> list[int]:
         known = {name: position for position, name in enumerate(self.columns)}
         lacking = [name for name in columns if name not in known]

@@ -46,7 +46,7 @@ async def fetch(link: Link, sha256: bytes, size: int) -> bytes:
 
 async def _append(link: Link, sha256: bytes, size: int, content: bytearray) -> None:
     request = convert.download_request_to_wire(DownloadRequest(sha256, len(content)))
-    async for answer in link.chunks(request):
+    async for answer in link.download(request):
         chunk = convert.download_chunk_from_wire(answer, size)
         if chunk.offset != len(content):
             raise PeerError(Reason.MALFORMED, "a download came out of order")

@@ -4,7 +4,7 @@ Nothing listens at a site. Frames are bounded by `tidegate.convert`, which alone
 values.
 """
 
-from collections.abc import AsyncIterable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -80,12 +80,6 @@ class Link:
                 response_deserializer=_reader(transfer_pb2.DownloadResponse),
             ),
         )
-
-    def chunks(
-        self, request: transfer_pb2.DownloadRequest
-    ) -> AsyncIterable[transfer_pb2.DownloadResponse]:
-        """Start a download."""
-        return self.download(request)
 
 
 def _reader(kind: type[_Frame]) -> Callable[[bytes], _Frame]:

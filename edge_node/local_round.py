@@ -27,7 +27,7 @@ from edge_node.data import Dataset
 from edge_node.job_state import encoding_of
 from edge_node.trainer import Trainer
 from privacy.accounting.events import Event
-from privacy.delta import Delta
+from privacy.delta import take_delta
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator, encode_delta
@@ -136,7 +136,7 @@ class LocalRound:
             raise PeerError(Reason.TRAINER_FAILED, "there is nothing to train on for this job")
         batches = [self._draw(local.batch_size) for _ in range(local.steps)]
         trained_D = await self.trainer.local_steps(model_D, batches, local.learning_rate)
-        return encode_delta(plan, Delta(trained_D - model_D, self.spec.digest))
+        return encode_delta(plan, take_delta(self.spec, trained_D, model_D))
 
     def _draw(self, size: int) -> NDArray[np.float32]:
         """Draw rows uniformly with replacement; no privacy claim rests on this draw."""

@@ -84,24 +84,6 @@ def append_metrics(
     return ClippedDelta(values, norm, clipped.spec_digest)
 
 
-def clip_records(records_ND: NDArray[np.floating], clipping_norm: float) -> NDArray[np.float64]:
-    """Give for each record the factor that brings its L2 norm down to the clipping norm.
-
-    Args:
-        records_ND: One row a record, float32 or float64, shape (N, D).
-        clipping_norm: The bound C, in the units of the records, finite and not negative.
-
-    Returns:
-        Factors in [0, 1], float64, shape (N,): 1 for a record within the bound (a zero record
-        too), 0 for one that is not finite. Multiplying such a record by 0 gives NaN: the caller
-        must leave its row out.
-
-    Raises:
-        UsageError: C is not finite, or negative.
-    """
-    return clip_factors(record_norms(records_ND), clipping_norm, 1.0)[:, 0]
-
-
 def clip_factors(
     norms_N: NDArray[np.float64], clipping_norm: float, scale: float
 ) -> NDArray[np.float64]:

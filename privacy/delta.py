@@ -6,7 +6,6 @@ make one: their per-record gradients go into `privacy.pipeline.RecordAccumulator
 Shapes: D = coordinates of the flat vector.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,20 +28,18 @@ class Delta:
 
 
 def take_delta(
-    spec: VectorSpec,
-    local: Mapping[str, NDArray[np.float32]],
-    global_D: NDArray[np.float32],
+    spec: VectorSpec, local_D: NDArray[np.float32], global_D: NDArray[np.float32]
 ) -> Delta:
     """Subtract the global model from locally trained parameters.
 
     Args:
-        spec: Order and shapes.
-        local: Trained parameters by name, float32.
+        spec: Order and shapes of both.
+        local_D: Trained parameters, shape (D,).
         global_D: The published model version that training started from, shape (D,).
 
     Raises:
         PeerError: WRONG_SHAPE: either side does not fit the spec.
     """
+    spec.check(local_D)
     spec.check(global_D)
-    flat_D = spec.flatten(local)
-    return Delta(np.subtract(flat_D, global_D, out=flat_D), spec.digest)
+    return Delta(local_D - global_D, spec.digest)

@@ -1,11 +1,11 @@
 """Expand a 32-byte seed to bytes with AES-256 in counter mode, one labelled stream a purpose.
 
 Everything of the pipeline that looks random comes from here: signs and subsets of the shared map
-(public seeds), dither of the conditional rounding and noise (secret seeds). The stream of a seed
-and a label is AES-256-CTR keyed with the seed, its first counter block being the label's byte
-followed by fifteen zero bytes; the counter counts up big-endian. Two labels never meet: that would
-take 2^120 blocks. A seed must serve one purpose and one vector; nothing here can check that.
-The masks of secure aggregation have their own generator in ``privacy.secagg``.
+(public seeds); coins of the sample, dither of the conditional rounding and noise (secret seeds).
+The stream of a seed and a label is AES-256-CTR keyed with the seed, its first counter block being
+the label's byte followed by fifteen zero bytes; the counter counts up big-endian. Two labels never
+meet: that would take 2^120 blocks. A seed must serve one purpose and one vector; nothing here can
+check that. The masks of secure aggregation have their own generator in ``privacy.secagg``.
 """
 
 from enum import IntEnum
@@ -28,6 +28,7 @@ class Label(IntEnum):
     MAP_SIGNS = 3
     MAP_SUBSET = 4
     ROUNDING = 5
+    SAMPLE = 0x20
 
 
 def check_seed(seed: bytes) -> None:

@@ -62,7 +62,9 @@ class SkellamTable:
         variance: V, grid units squared.
         half_width: Largest magnitude in the table.
         bounds: Inclusive upper bounds, R of them as 16 little-endian bytes each.
-        tv: Bound on the total variation distance between one sample and Skellam(V).
+        tv: Bound on the total variation distance between one sample and Skellam(V), cut tails
+            included: the accountant adds steps * n * d times ``DEFAULT_SAMPLER_TV``, which a test
+            holds above it, to the delta of the guarantee (privacy.md, "Accounting").
     """
 
     variance: int
@@ -224,18 +226,6 @@ def skellam_table(variance: int) -> SkellamTable:
         bounds=b"".join([bound.to_bytes(16, "little") for bound in bounds]),
         tv=(rows + 2) * 2.0**-_UNIT,
     )
-
-
-def sampler_tv(variance: int) -> float:
-    """Bound the total variation distance of one sample from Skellam(V).
-
-    The accountant adds steps * n * d times this to the delta of the guarantee (privacy.md,
-    "Accounting"); it covers rounding to 128 bits and the cut tails.
-
-    Args:
-        variance: V in grid units squared.
-    """
-    return skellam_table(variance).tv
 
 
 def _bessel_weights(variance: int, start: int) -> Iterator[int]:

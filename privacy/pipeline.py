@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.accounting.sensitivity import conditional_rounding_sensitivity
 from privacy.clip import append_metrics, clip_site_delta
 from privacy.compress import LinearMap, MapKind, compress
 from privacy.delta import Delta
@@ -35,10 +36,8 @@ from privacy.quantise import (
     Rounding,
     round_conditionally,
     round_plainly,
-    site_sensitivity,
 )
 from privacy.ring import MAX_BITS, MIN_BITS
-from privacy.secagg.encoding import hash_of
 from privacy.spec import MAX_LENGTH
 
 MAX_RECORDS = 2**40
@@ -158,11 +157,6 @@ class EncodingPlan:
         return dataclasses.replace(self, map_seed=map_seed)
 
     @cached_property
-    def digest(self) -> bytes:
-        """Return the plan's name: 32 bytes."""
-        return hash_of("encoding-plan", self.to_bytes())
-
-    @cached_property
     def linear_map(self) -> LinearMap:
         """Return the shared map over [gradient | metrics]; a subset leaves the metrics alone."""
         tail = self.metrics_length if self.map_kind.selects else 0
@@ -198,7 +192,7 @@ class EncodingPlan:
         if self.mode is Mode.RECORD_DISTRIBUTED:
             return self.record_rule.sensitivity
         if self.mode is Mode.SITE:
-            return site_sensitivity(self.clip, self.scale, length)
+            return conditional_rounding_sensitivity(self.clip, self.scale, length).D2
         return 0.0
 
     def _check_ranges(self) -> None:
@@ -285,25 +279,6 @@ class RecordAccumulator:
             message = "this accumulator has made its update; a step needs one of its own"
             raise UsageError(message)
         return self._sum
-
-
-def encode_records(
-    plan: EncodingPlan,
-    grads_ND: NDArray[np.float32],
-    metrics_NM: NDArray[np.float32],
-    noise_seed: bytes,
-) -> NoisedUpdate:
-    """Encode a step's records that are all in memory; `RecordAccumulator` says the rest.
-
-    Args:
-        plan: Mode record-distributed.
-        grads_ND: float32, shape (N, D).
-        metrics_NM: float32, shape (N, M).
-        noise_seed: 32 secret bytes, fresh for this attempt.
-    """
-    accumulator = RecordAccumulator(plan)
-    accumulator.add(grads_ND, metrics_NM)
-    return accumulator.finish(noise_seed)
 
 
 def encode_delta(

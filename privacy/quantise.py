@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.accounting.sensitivity import (
-    float64_sum_error,
+    conditional_rounding_sensitivity,
     record_rounding_sensitivity,
     sum_rounding_sensitivity,
 )
@@ -109,29 +109,10 @@ class RecordRule:
             message = f"records are rounded each or as a sum, not by {self.rounding!r}"
             raise UsageError(message)
         inner = self.linear_map.inner_dimensions
-        stated = sum_rounding_sensitivity(self.clip, self.scale, length, self.n_max, inner).D2
         # Norms are taken over the coordinates before a subset, which are more than d.
-        norm_length = max(length, self.linear_map.length)
-        error = float64_sum_error(self.clip, norm_length, self.n_max, inner)
-        exact = self.clip * self.scale + math.sqrt(length)
-        return max(stated, exact + 2 * self.scale * error)
-
-
-def site_sensitivity(clipping_norm: float, scale: float, length: int) -> float:
-    """Return D2 of conditional stochastic rounding with beta = exp(-1/2).
-
-    D2^2 = min{(C s + sqrt(d))^2, (C s)^2 + d/4 + sqrt(2 ln(1/beta)) (C s + sqrt(d)/2)}: Kairouz,
-    Liu, Steinke (2021), arXiv 2102.06387, Proposition 26, for zero-out adjacency.
-
-    Args:
-        clipping_norm: C, parameter units.
-        scale: s, grid steps per unit.
-        length: d, integers after all padding.
-    """
-    reach = clipping_norm * scale
-    root = math.sqrt(length)
-    typical = math.sqrt(reach**2 + length / 4 + (reach + root / 2))
-    return min(reach + root, typical)
+        return sum_rounding_sensitivity(
+            self.clip, self.scale, length, self.n_max, inner, self.linear_map.length
+        ).D2
 
 
 def check_sensitivity(sensitivity: float) -> int:
@@ -274,7 +255,7 @@ def round_conditionally(
         PeerError: POLICY: the scale is too fine for exact norms.
     """
     scaled_d = delta.values_d * scale
-    sensitivity = site_sensitivity(delta.clipping_norm, scale, scaled_d.size)
+    sensitivity = conditional_rounding_sensitivity(delta.clipping_norm, scale, scaled_d.size).D2
     limit = float(check_sensitivity(sensitivity))
     floor_d = np.floor(scaled_d)
     threshold_d = np.subtract(scaled_d, floor_d, out=scaled_d)

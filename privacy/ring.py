@@ -44,60 +44,19 @@ def packed_length(count: int, bits: int) -> int:
     return (count * bits + 7) // 8
 
 
-def reduce_to_ring(values_d: NDArray[np.int64], bits: int) -> NDArray[np.uint32]:
-    """Reduce signed integers to 0..2^B - 1.
+def reduce_in_place(values_d: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+    """Reduce uint32 values, which count mod 2^32, to 0..2^B - 1 and give them back.
+
+    2^B divides 2^32: sums in uint32 are exact mod 2^B, however late they are reduced.
 
     Args:
-        values_d: Integers, shape (d,).
+        values_d: Overwritten, shape (d,).
         bits: Bit width B, 8 to 32.
     """
     check_bits(bits)
-    # Two's complement: the low 32 bits of the int64 are the value mod 2^32, and 2^B divides 2^32.
-    low_d = values_d.astype(np.uint32)
     if bits < MAX_BITS:
-        low_d &= _mask(bits)
-    return low_d
-
-
-def add(left_d: NDArray[np.uint32], right_d: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    """Add two vectors mod 2^B into a new one.
-
-    Args:
-        left_d: Values below 2^B, shape (d,).
-        right_d: Values below 2^B, shape (d,).
-        bits: Bit width B, 8 to 32.
-    """
-    return add_into(left_d.copy(), right_d, bits)
-
-
-def add_into(
-    sum_d: NDArray[np.uint32], right_d: NDArray[np.uint32], bits: int
-) -> NDArray[np.uint32]:
-    """Add a vector to another one in place, mod 2^B, and give it back.
-
-    Args:
-        sum_d: Values below 2^B, shape (d,); overwritten.
-        right_d: Values below 2^B, shape (d,).
-        bits: Bit width B, 8 to 32.
-    """
-    _check_pair(sum_d, right_d, bits)
-    np.add(sum_d, right_d, out=sum_d)
-    return _reduce_in_place(sum_d, bits)
-
-
-def subtract_from(
-    sum_d: NDArray[np.uint32], right_d: NDArray[np.uint32], bits: int
-) -> NDArray[np.uint32]:
-    """Subtract a vector from another one in place, mod 2^B, and give it back.
-
-    Args:
-        sum_d: Values below 2^B, shape (d,); overwritten.
-        right_d: Values below 2^B, shape (d,).
-        bits: Bit width B, 8 to 32.
-    """
-    _check_pair(sum_d, right_d, bits)
-    np.subtract(sum_d, right_d, out=sum_d)
-    return _reduce_in_place(sum_d, bits)
+        values_d &= np.uint32((1 << bits) - 1)
+    return values_d
 
 
 def centre(values_d: NDArray[np.uint32], bits: int) -> NDArray[np.int64]:
@@ -172,26 +131,6 @@ def unpack(packed: bytes | memoryview, count: int, bits: int) -> NDArray[np.uint
         offset = begin * bits // 8
         _unpack_words(source[offset : offset + packed_length(size, bits)], bits, values_d[begin:])
     return values_d
-
-
-def _mask(bits: int) -> np.uint32:
-    return np.uint32((1 << bits) - 1)
-
-
-def _reduce_in_place(values_d: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    if bits < MAX_BITS:
-        values_d &= _mask(bits)
-    return values_d
-
-
-def _check_pair(left_d: NDArray[np.uint32], right_d: NDArray[np.uint32], bits: int) -> None:
-    check_bits(bits)
-    if left_d.shape != right_d.shape or left_d.dtype != np.uint32 or right_d.dtype != np.uint32:
-        message = (
-            "ring vectors must be uint32 and of one length, got"
-            f" {left_d.dtype} {left_d.shape} and {right_d.dtype} {right_d.shape}"
-        )
-        raise UsageError(message)
 
 
 def _group(bits: int) -> tuple[int, int]:

@@ -9,15 +9,11 @@ integer is below floor(q * 2^64). The accountant's q is then an upper bound of t
 from fractions import Fraction
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from privacy.errors import UsageError
-from privacy.keystream import check_seed
+from privacy.keystream import Keystream, Label, check_seed
 
-# The stream's first counter block; the streams of ``privacy.keystream`` begin with bytes 1 to 5.
-# A seed serves one purpose anyhow: this keeps a slip from repeating a stream.
-_FIRST_BLOCK = bytes([0x20]) + bytes(15)
 _BLOCK_ROWS = 1 << 16
 
 
@@ -44,10 +40,10 @@ def poisson_sample(n_rows: int, sampling_rate: float, seed: bytes) -> NDArray[np
         return np.arange(n_rows, dtype=np.int64)
     # A float is a binary fraction, so this is the exact floor, without a rounding of q * 2^64.
     threshold = np.uint64(Fraction(sampling_rate) * 2**64 // 1)
-    encryptor = Cipher(algorithms.AES(seed), modes.CTR(_FIRST_BLOCK)).encryptor()
+    stream = Keystream(seed, Label.SAMPLE)
     taken = []
     for begin in range(0, n_rows, _BLOCK_ROWS):
         count = min(_BLOCK_ROWS, n_rows - begin)
-        coins_N = np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8")
+        coins_N = stream.read(8 * count).view("<u8")
         taken.append(np.flatnonzero(coins_N < threshold) + begin)
     return np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)

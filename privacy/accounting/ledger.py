@@ -12,37 +12,19 @@ anchor goes to `replay`. A charge is O(1): prices are cached and tallies run on.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from privacy.accounting.budget import Budget, Tally, require_name
 from privacy.accounting.chain import (
     LEDGER_VERSION,
-    TIER_CONDITIONAL,
-    TIER_ENFORCED,
-    TIER_NONE,
     Anchor,
     LedgerEntry,
     Occasion,
     canonical_json,
     verify_chain,
 )
-from privacy.accounting.events import MAX_STEPS, Event, require_count, require_event
+from privacy.accounting.events import Event
 from privacy.errors import PeerError, UsageError
-
-
-@dataclass(frozen=True)
-class PlanCost:
-    """What a planned number of steps would cost.
-
-    Attributes:
-        fits: Whether every budget allows all of them.
-        steps_that_fit: How many more steps every budget allows.
-        reached_epsilon: Epsilon of each budget after them, in the order of the budgets.
-    """
-
-    fits: bool
-    steps_that_fit: int
-    reached_epsilon: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -135,26 +117,6 @@ class LedgerState:
         """Give the epsilon left of a unit's budget."""
         return self.tally(unit).remaining
 
-    def plan_cost(self, event: Event, steps: int) -> PlanCost:
-        """Predict the cost of more steps of an event; its own `steps` are ignored.
-
-        Exact: the prediction agrees with charging the steps one by one.
-
-        Args:
-            event: One kind of release.
-            steps: How many are planned.
-
-        Raises:
-            UsageError: The event is of no known kind, or steps is out of range.
-        """
-        require_event(event)
-        planned = replace(event, steps=require_count("steps", steps, MAX_STEPS))
-        return PlanCost(
-            fits=all(tally.allows(planned) for tally in self.tallies),
-            steps_that_fit=min(tally.steps_that_fit(event) for tally in self.tallies),
-            reached_epsilon=tuple(tally.after(planned).spent_epsilon for tally in self.tallies),
-        )
-
 
 def replay(
     genesis: LedgerState, entries: Iterable[LedgerEntry], anchor: Anchor | None = None
@@ -181,20 +143,3 @@ def replay(
                 f"ledger entry {entry.sequence} was never allowed: {error.args[0]}"
             ) from error
     return state
-
-
-__all__ = [
-    "TIER_CONDITIONAL",
-    "TIER_ENFORCED",
-    "TIER_NONE",
-    "Anchor",
-    "Budget",
-    "LedgerEntry",
-    "LedgerState",
-    "Occasion",
-    "PlanCost",
-    "Tally",
-    "canonical_json",
-    "replay",
-    "verify_chain",
-]

@@ -14,12 +14,11 @@ from typing import Final
 
 from privacy.accounting.events import MAX_DIMENSION, require_count, require_real
 from privacy.errors import UsageError
+from privacy.ring import MAX_BITS, MIN_BITS
 
 UNIT_ROUNDOFF: Final = 2.0**-53
 ROUNDING_SHARE: Final = 0.02  # sqrt(d) at most 2 % of C * s: rounding then costs about 1 % of z
 RANGE_DEVIATIONS: Final = 5.0
-MIN_BITS: Final = 8
-MAX_BITS: Final = 32
 _MAX_SCALE: Final = 2.0**52
 _MAX_NORM: Final = 1e9
 _MAX_RECORDS: Final = 2**40
@@ -53,7 +52,12 @@ def record_rounding_sensitivity(clipping_norm: float, scale: float, d: int) -> I
 
 
 def sum_rounding_sensitivity(
-    clipping_norm: float, scale: float, d: int, n_max: int, inner_dimensions: tuple[int, ...] = ()
+    clipping_norm: float,
+    scale: float,
+    d: int,
+    n_max: int,
+    inner_dimensions: tuple[int, ...] = (),
+    norm_length: int = 0,
 ) -> IntegerSensitivity:
     """Bound one record's share when records are summed in float64 and the sum is rounded once.
 
@@ -67,6 +71,7 @@ def sum_rounding_sensitivity(
         d: Integers released, after padding.
         n_max: Public bound on the records in one batch; the pipeline refuses more.
         inner_dimensions: Inner dimension of each linear map that the vectors pass.
+        norm_length: Coordinates that the clip takes norms over, where a subset leaves only d.
 
     Raises:
         UsageError: An argument is out of range, or the scale is no power of two.
@@ -77,8 +82,26 @@ def sum_rounding_sensitivity(
             f"scale is {scale!r}: rounding a float64 sum needs a power of two, so that scaling is"
             " exact; use choose_scale"
         )
-    slack = 2 * scale * float64_sum_error(clipping_norm, d, n_max, inner_dimensions)
+    error = float64_sum_error(clipping_norm, max(d, norm_length), n_max, inner_dimensions)
+    slack = 2 * scale * error
     return _with_l1(clipping_norm * scale + math.sqrt(d) + slack, d)
+
+
+def conditional_rounding_sensitivity(
+    clipping_norm: float, scale: float, d: int
+) -> IntegerSensitivity:
+    """Bound a site's vector under conditional stochastic rounding with beta = exp(-1/2).
+
+    D2^2 = min{(C s + sqrt(d))^2, (C s)^2 + d/4 + sqrt(2 ln(1/beta)) (C s + sqrt(d)/2)}: Kairouz,
+    Liu, Steinke (2021), arXiv 2102.06387, Proposition 26, for zero-out adjacency.
+
+    Raises:
+        UsageError: An argument is out of range.
+    """
+    _check_grid(clipping_norm, scale, d)
+    reach, root = clipping_norm * scale, math.sqrt(d)
+    typical = math.sqrt(reach**2 + d / 4 + (reach + root / 2))
+    return _with_l1(min(reach + root, typical), d)
 
 
 def float64_sum_error(
@@ -175,35 +198,6 @@ def site_variance(variance: float, n_min: int, colluding: int) -> float:
     while share * count < total:
         share = math.nextafter(share, math.inf)
     return share
-
-
-def check_site_variance(share: float, n_min: int, colluding: int, z: float, D2: float) -> None:
-    """Refuse a plan whose V_site does not carry the noise: V_site * m_h < (z*D2)^2 (step 6).
-
-    Raises:
-        UsageError: The plan's share is too small; the message states both sides.
-    """
-    present = require_real("V_site", share, 0.0, 2.0**128) * honest_sites(n_min, colluding)
-    needed = required_variance(z, D2)
-    if present < needed:
-        raise UsageError(
-            f"the plan guarantees the variance {present!r}, (z*D2)^2 needs {needed!r}:"
-            " V_site must be computed from D2 (not from C*s) and from m_h = N_min - c"
-        )
-
-
-def flattened_signal_sd(clipping_norm: float, scale: float, d: int, batch_bound: float) -> float:
-    """Bound the deviation of one coordinate of the sum's signal, after a flattening rotation.
-
-    A sum of `batch_bound` clipped records has norm at most batch_bound * C * s; a random rotation
-    spreads it evenly over d coordinates. Public constants only (step 7).
-
-    Raises:
-        UsageError: An argument is out of range.
-    """
-    _check_grid(clipping_norm, scale, d)
-    batch = require_real("batch bound", batch_bound, 0.0, float(_MAX_RECORDS))
-    return batch * clipping_norm * scale / math.sqrt(d)
 
 
 def bit_width(share: float, n_sites: int, signal_sd: float) -> int:

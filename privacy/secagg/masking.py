@@ -11,8 +11,9 @@ import numpy as np
 
 from privacy.errors import UsageError
 from privacy.noise import NoisedUpdate
+from privacy.ring import check_bits, reduce_in_place
 from privacy.secagg.messages import MaskTerm
-from privacy.secagg.prg import Words, add_keystream, ring_mask
+from privacy.secagg.prg import Words, add_keystream
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,15 +43,13 @@ def mask(update: NoisedUpdate, terms: Sequence[MaskTerm], ring_bits: int) -> Mas
     """
     if not terms:
         raise UsageError("refusing to mask an update with no terms: it would leave in the clear")
-    low = ring_mask(ring_bits)
+    check_bits(ring_bits)
     if update.vector_D.ndim != 1 or update.vector_D.dtype.kind not in "iu":
         raise UsageError("an update to mask is a vector of integers")
     # The cast keeps the low 32 bits of the two's complement: reduction modulo 2^32, one copy.
     masked_d = update.vector_D.astype(np.uint32, order="C", copy=True)
     apply_terms(masked_d, terms)
-    if ring_bits < 32:
-        masked_d &= low
-    return MaskedUpdate(masked_d, ring_bits)
+    return MaskedUpdate(reduce_in_place(masked_d, ring_bits), ring_bits)
 
 
 def unmask(sum_d: Words, terms: Sequence[MaskTerm], ring_bits: int) -> None:
@@ -61,10 +60,9 @@ def unmask(sum_d: Words, terms: Sequence[MaskTerm], ring_bits: int) -> None:
         terms: From ``UnmaskSum``, applied with their signs as they are.
         ring_bits: B, 8..32.
     """
-    low = ring_mask(ring_bits)
+    check_bits(ring_bits)
     apply_terms(sum_d, terms)
-    if ring_bits < 32:
-        sum_d &= low
+    reduce_in_place(sum_d, ring_bits)
 
 
 def apply_terms(acc_d: Words, terms: Sequence[MaskTerm], offset: int = 0) -> None:

@@ -8,7 +8,7 @@ of their pinned signing key; an index is the 1-based rank of the fingerprint in 
 
 from dataclasses import dataclass, field
 
-from privacy.secagg.encoding import enc, hash_of
+from privacy.secagg.encoding import Label, enc, hash_of
 
 Fingerprint = bytes
 """32 bytes: SHA-256 of the SPKI (DER) of a site's pinned signing key."""
@@ -29,7 +29,7 @@ class AttemptContext:
     def digest(self) -> bytes:
         """Return ``ctx``: 32 bytes, the hash over all names under the protocol's version label."""
         return hash_of(
-            "tidegate/sa/1",
+            Label.CONTEXT,
             self.suite,
             self.consortium_id,
             self.manifest_hash,
@@ -56,7 +56,7 @@ class Bundle:
     def body(self) -> bytes:
         """Return the bytes that the site signs under the label ``bundle``."""
         return enc(
-            "bundle",
+            Label.BUNDLE,
             self.consortium_id,
             self.site,
             self.instance_id,
@@ -107,7 +107,7 @@ class CohortPlan:
         for base in self.bases:
             flat += [base.site, base.version]
         return hash_of(
-            "plan",
+            Label.PLAN,
             self.encoding,
             self.ring_bits,
             self.length,

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from privacy.errors import UsageError
+from privacy.ring import reduce_in_place
 
 Words = npt.NDArray[np.uint32]
 
@@ -24,17 +25,6 @@ _CHUNK_WORDS = 1 << 15
 
 _ZEROS = bytes(4 * _CHUNK_WORDS)
 _LITTLE = np.dtype("<u4")
-
-
-def ring_mask(ring_bits: int) -> np.uint32:
-    """Return 2^B - 1 for B of 8..32.
-
-    Raises:
-        UsageError: B is out of range.
-    """
-    if not 8 <= ring_bits <= 32:
-        raise UsageError(f"ring_bits is {ring_bits}, it must be 8..32")
-    return np.uint32((1 << ring_bits) - 1)
 
 
 def add_keystream(acc_d: Words, key: bytes, sign: int, offset: int = 0) -> None:
@@ -69,8 +59,7 @@ def keystream(key: bytes, length: int, ring_bits: int) -> Words:
     """Return the first ``length`` mask values of a key, each in [0, 2^B), shape (length,)."""
     acc_d = np.zeros(length, dtype=np.uint32)
     add_keystream(acc_d, key, 1)
-    acc_d &= ring_mask(ring_bits)
-    return acc_d
+    return reduce_in_place(acc_d, ring_bits)
 
 
 def _open_stream(key: bytes, offset: int) -> CipherContext:

@@ -13,10 +13,10 @@ from privacy.compress import CompressedDelta, LinearMap, MapKind
 from privacy.decode import decode_sum
 from privacy.errors import PeerError
 from privacy.noise import skellam_table
-from privacy.pipeline import encode_records
 from privacy.quantise import RecordSum, Rounding, round_conditionally
 from privacy.spec import TensorSpec, VectorSpec
-from tests.support.encoding_plans import SEED, make_plan, make_rule
+from tests.support.encoding_plans import SEED, encode_records, make_plan, make_rule
+from tests.support.ring_values import reduce_to_ring
 
 REPEATABLE = settings(deadline=None, derandomize=True)
 BITS = st.integers(8, 32)
@@ -81,7 +81,7 @@ def test_any_accepted_bytes_are_the_encoding_of_their_values(bits, count, raw):
 @REPEATABLE
 @given(BITS, hnp.arrays(np.int64, 20, elements=st.integers(-(2**62), 2**62)))
 def test_reduce_and_centre_agree_with_python(bits, values):
-    reduced = ring.reduce_to_ring(values, bits)
+    reduced = reduce_to_ring(values, bits)
     assert reduced.tolist() == [value % 2**bits for value in values.tolist()]
     half = 1 << (bits - 1)
     expected = [(value + half) % 2**bits - half for value in values.tolist()]
@@ -175,7 +175,7 @@ def test_decode_of_encode_is_within_half_a_step_a_record(rounding, kind, rows):
     )
     update = encode_records(plan, rows[:, :GRADIENT], rows[:, GRADIENT:], SEED)
     noise = skellam_table(plan.noise_variance).sample(SEED, plan.length)
-    mean = decode_sum(plan, ring.reduce_to_ring(update.vector_D - noise, 32), 1.0)
+    mean = decode_sum(plan, reduce_to_ring(update.vector_D - noise, 32), 1.0)
     roundings = len(rows) if rounding is Rounding.RECORD else 1
     decoded = np.concatenate([mean.gradient_D, mean.metric_sums_M])
     error = np.linalg.norm(decoded - rows.sum(axis=0, dtype=np.float64))

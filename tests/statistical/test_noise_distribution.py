@@ -13,8 +13,9 @@ from scipy.stats import chi2, norm, skellam
 
 from privacy.noise import skellam_table
 from privacy.pipeline import RecordAccumulator
-from privacy.ring import centre, reduce_to_ring
+from privacy.ring import centre
 from tests.support.encoding_plans import make_plan
+from tests.support.ring_values import reduce_to_ring
 
 FALSE_ALARM = 1e-6  # of each test below, if nothing else is said
 

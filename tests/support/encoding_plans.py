@@ -2,9 +2,10 @@
 
 import math
 
+from privacy.accounting.sensitivity import conditional_rounding_sensitivity
 from privacy.compress import LinearMap, MapKind
-from privacy.pipeline import EncodingPlan, Mode
-from privacy.quantise import RecordRule, Rounding, site_sensitivity
+from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator
+from privacy.quantise import RecordRule, Rounding
 
 SEED = bytes(range(32))
 DIGEST = b"d" * 32
@@ -35,7 +36,11 @@ def make_plan(mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, **rule_
     rule = make_rule(**rule_options)
     sensitivity = {
         Mode.RECORD_DISTRIBUTED: lambda: rule.sensitivity,
-        Mode.SITE: lambda: site_sensitivity(rule.clip, rule.scale, rule.linear_map.output_length),
+        Mode.SITE: lambda: (
+            conditional_rounding_sensitivity(
+                rule.clip, rule.scale, rule.linear_map.output_length
+            ).D2
+        ),
         Mode.NONE: lambda: 0.0,
     }[mode]()
     by_record = mode is Mode.RECORD_DISTRIBUTED
@@ -58,3 +63,10 @@ def make_plan(mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, **rule_
         sensitivity=sensitivity,
         noise_variance=math.ceil((z * sensitivity) ** 2 / honest),
     )
+
+
+def encode_records(plan, grads_ND, metrics_NM, noise_seed):
+    """Encode a step's records that are all in memory."""
+    accumulator = RecordAccumulator(plan)
+    accumulator.add(grads_ND, metrics_NM)
+    return accumulator.finish(noise_seed)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from privacy import ring
 from privacy.delta import Delta
-from privacy.pipeline import EncodingPlan, Mode, encode_delta, encode_records
+from privacy.pipeline import EncodingPlan, Mode, encode_delta
 from privacy.planning import encoding_for_version
 from privacy.secagg import commands as c
 from privacy.secagg import masking
@@ -25,6 +25,7 @@ from privacy.secagg.messages import Roster, SignedBundle
 from privacy.secagg.rules import CohortPolicy, ExpectedPlan, SiteConfig
 from privacy.secagg.site import SiteAttempt, SiteSecrets
 from privacy.secagg.statements import bundle_statement
+from tests.support.encoding_plans import encode_records
 from tidegate import convert, manifest, pki
 from tidegate import messages as m
 from tidegate.requests import DownloadRequest, EnrolmentRequest, UploadHeader

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from privacy.clip import append_metrics, clip_records, clip_site_delta, record_norms
+from privacy.clip import append_metrics, clip_factors, clip_site_delta, record_norms
 from privacy.delta import Delta, take_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import VectorSpec
@@ -18,19 +18,21 @@ def delta_of(*values):
 
 def test_delta_is_local_minus_global_in_the_order_of_the_spec():
     spec = VectorSpec.of({"a": np.zeros(2, np.float32), "b": np.zeros((1, 2), np.float32)})
-    local = {"b": np.array([[30, 40]], np.float32), "a": np.array([10, 20], np.float32)}
+    local = np.array([10, 20, 30, 40], np.float32)
     published = np.array([1, 2, 3, 4], np.float32)
     delta = take_delta(spec, local, published)
     assert delta.values_D.tolist() == [9, 18, 27, 36]
     assert delta.spec_digest == spec.digest
     assert published.tolist() == [1, 2, 3, 4]
-    assert local["a"].tolist() == [10, 20]
+    assert local.tolist() == [10, 20, 30, 40]
 
 
 def test_delta_refuses_another_global_model():
     spec = VectorSpec.of({"a": np.zeros(2, np.float32)})
-    with pytest.raises(PeerError):
-        take_delta(spec, {"a": np.zeros(2, np.float32)}, np.zeros(3, np.float32))
+    two, three = np.zeros(2, np.float32), np.zeros(3, np.float32)
+    for sides in ((two, three), (three, two), (two, two.astype(np.float64))):
+        with pytest.raises(PeerError):
+            take_delta(spec, *sides)
 
 
 def test_site_delta_above_the_norm_is_scaled_and_below_is_kept():
@@ -60,7 +62,7 @@ def test_clipping_norms_that_bound_nothing_are_refused(norm):
 @pytest.mark.parametrize("norm", [-1.0, np.nan, np.inf])
 def test_record_clipping_norms_that_bound_nothing_are_refused(norm):
     with pytest.raises(UsageError):
-        clip_records(np.ones((2, 3), np.float32), norm)
+        clip_factors(np.ones(2), norm, 1.0)
 
 
 def test_record_factors():
@@ -68,7 +70,7 @@ def test_record_factors():
         [[3, 4], [0.3, 0.4], [0, 0], [HUGE, HUGE], [TINY, 0], [np.nan, 0], [np.inf, 0]],
         dtype=np.float32,
     )
-    factors = clip_records(records, 1.0)
+    factors = clip_factors(record_norms(records), 1.0, 1.0)[:, 0]
     assert factors[:3].tolist() == pytest.approx([0.2, 1, 1])
     norm = np.linalg.norm(records[3].astype(np.float64) * factors[3])
     assert norm == pytest.approx(1.0)

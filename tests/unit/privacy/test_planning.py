@@ -9,7 +9,7 @@ import pytest
 from privacy.accounting.events import DEFAULT_SAMPLER_TV, NoDpEvent
 from privacy.compress import MapKind
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.noise import MAX_STD, sampler_tv
+from privacy.noise import MAX_STD, skellam_table
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import (
     CohortRules,
@@ -141,7 +141,7 @@ def test_site_mode_is_refused_until_it_exists():
 
 
 def test_the_samplers_own_error_stays_below_what_the_accountant_charges_for():
-    assert sampler_tv(MAX_STD**2) <= DEFAULT_SAMPLER_TV
+    assert skellam_table(MAX_STD**2).tv <= DEFAULT_SAMPLER_TV
 
 
 def test_a_plan_with_another_noise_multiplier_than_the_job_states_is_refused():

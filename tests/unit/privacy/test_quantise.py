@@ -6,7 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from privacy.accounting.sensitivity import sum_rounding_sensitivity
+from privacy.accounting.sensitivity import (
+    conditional_rounding_sensitivity,
+    sum_rounding_sensitivity,
+)
 from privacy.compress import CompressedDelta, MapKind
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.quantise import (
@@ -16,7 +19,6 @@ from privacy.quantise import (
     check_sensitivity,
     round_conditionally,
     round_plainly,
-    site_sensitivity,
 )
 from tests.support.encoding_plans import SEED, make_rule
 
@@ -49,8 +51,8 @@ def test_sum_sensitivity_with_a_subset_counts_all_coordinates_of_the_norm():
 
 def test_site_sensitivity_is_the_smaller_of_both_bounds():
     # C s = 100, d = 400: the first bound is 120, the second sqrt(10000 + 100 + 110) = 101.04...
-    assert site_sensitivity(1.0, 100.0, 400) == pytest.approx(math.sqrt(10_210))
-    assert site_sensitivity(1.0, 0.01, 1) == pytest.approx(math.sqrt(0.7601))
+    assert pytest.approx(math.sqrt(10_210)) == conditional_rounding_sensitivity(1.0, 100.0, 400).D2
+    assert pytest.approx(math.sqrt(0.7601)) == conditional_rounding_sensitivity(1.0, 0.01, 1).D2
 
 
 def test_sensitivity_bound_is_an_exact_integer():
