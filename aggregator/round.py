@@ -15,12 +15,28 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from aggregator.cohort import CohortRule, may_cut
+from aggregator.round_events import (
+    AttemptOpened,
+    AttemptOver,
+    DeadlinePassed,
+    Exchange,
+    Exchanged,
+    OpenAttempt,
+    RoundCommand,
+    RoundDone,
+    RoundEvent,
+    RoundFailed,
+    SiteJoined,
+    SiteLeft,
+    SiteNotReady,
+    SiteReady,
+    Train,
+)
 from privacy.errors import Reason
 from privacy.secagg.commands import (
     AbortAttempt,
     Blame,
     Publish,
-    ServerCommand,
     ServerEvent,
     SiteBack,
     SiteLost,
@@ -66,123 +82,6 @@ class RoundConfig:
     rule: CohortRule
     first_attempt: int
     max_tries: int
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SiteJoined:
-    """A site that accepted the job is connected, and can be asked to train."""
-
-    site: Fingerprint
-
-
-@dataclass(frozen=True)
-class SiteLeft:
-    """A site is gone: connection lost, revoked, or caught sending bad frames."""
-
-    site: Fingerprint
-    reason: Reason
-
-
-@dataclass(frozen=True)
-class SiteReady:
-    """A site has an update, and a key bundle of it is in stock."""
-
-    site: Fingerprint
-
-
-@dataclass(frozen=True)
-class SiteNotReady:
-    """A site has no update for this round.
-
-    Attributes:
-        site: Which one.
-        why: In words, for people.
-        final: It will not have one in any later round either (its budget is gone).
-    """
-
-    site: Fingerprint
-    why: str
-    final: bool = False
-
-
-@dataclass(frozen=True)
-class AttemptOpened:
-    """Number and cohort of an attempt are durable; here is its machine."""
-
-    attempt: ServerAttempt
-
-
-@dataclass(frozen=True)
-class Exchanged:
-    """Something for the running attempt: a site's frame, or a completed upload."""
-
-    event: ServerEvent
-
-
-@dataclass(frozen=True)
-class DeadlinePassed:
-    """Time has reached ``next_deadline_s()``."""
-
-
-RoundEvent = (
-    SiteJoined | SiteLeft | SiteReady | SiteNotReady | AttemptOpened | Exchanged | DeadlinePassed
-)
-
-# --- commands -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Train:
-    """Ask these sites to train for this round."""
-
-    sites: tuple[Fingerprint, ...]
-
-
-@dataclass(frozen=True)
-class OpenAttempt:
-    """Draw bundles, make number and cohort durable, then answer with ``AttemptOpened``."""
-
-    attempt: int
-    cohort: tuple[Fingerprint, ...]
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A command of the running attempt."""
-
-    command: ServerCommand
-
-
-@dataclass(frozen=True)
-class AttemptOver:
-    """The attempt ended with nothing revealed; its uploads can go."""
-
-    attempt: int
-    reason: Reason
-    message: str
-
-
-@dataclass(frozen=True)
-class RoundDone:
-    """The sum is out."""
-
-    attempt: int
-    transcript_hash: bytes
-    survivors: tuple[Fingerprint, ...]
-
-
-@dataclass(frozen=True)
-class RoundFailed:
-    """The round was tried as often as the job allows."""
-
-    reason: Reason
-    message: str
-
-
-RoundCommand = Train | OpenAttempt | Exchange | AttemptOver | RoundDone | RoundFailed
 
 
 @dataclass

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from aggregator.broadcast import ModelVersion, next_version
 from aggregator.heap import trim_heap
-from aggregator.job_run import JobRun, RoundOutcome
+from aggregator.job_run import JobRun
 from aggregator.jobs import Checkpoint, CommittedRound, JobStore
+from aggregator.live_round import RoundOutcome
 from aggregator.optimiser import Optimiser
 from aggregator.secure_grid import RoundReply, SecureGrid
 from aggregator.unmask import unmask

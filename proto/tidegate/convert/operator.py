@@ -5,6 +5,8 @@ log lines. What the aggregator answers ends on the operator's terminal and in a 
 bounded too: no escape sequence, no NaN, no endless list.
 """
 
+from typing import Any
+
 from tidegate import appbundle, jobfile, manifest, tokens
 from tidegate.convert import bounds
 from tidegate.convert.bounds import DEFAULT_LIMITS, Limits, malformed
@@ -184,7 +186,7 @@ def job_status_to_wire(job: JobStatus) -> pb.Job:
 
     Sites choose some of its words and numbers: none of them may keep the operator from seeing it.
     """
-    fields = vars(job) | {
+    fields: dict[str, Any] = vars(job) | {
         "detail": bounds.printable(job.detail),
         "metrics": {
             name: value for name, value in job.metrics.items() if abs(value) <= _MAX_NUMBER
@@ -196,11 +198,12 @@ def job_status_to_wire(job: JobStatus) -> pb.Job:
 
 
 def _site_progress_to_wire(site: SiteProgress) -> pb.SiteProgress:
-    bounded = {
+    bounded: dict[str, Any] = {
         name: min(getattr(site, name), _MAX_NUMBER)
         for name in ("epsilon", "train_s", "exchange_s", "wait_s")
     }
-    return pb.SiteProgress(**vars(site) | bounded | {"detail": bounds.printable(site.detail)})
+    bounded["detail"] = bounds.printable(site.detail)
+    return pb.SiteProgress(**vars(site) | bounded)
 
 
 def _site_progress(message: pb.SiteProgress) -> SiteProgress:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator import round as r
+from aggregator import round_events as r
 from aggregator.cohort import CohortRule, may_cut
 from aggregator.round import Phase, Round, RoundConfig, SiteState
 from privacy.errors import Reason, UsageError
