@@ -7,7 +7,6 @@ not yield. Training, masking, transfers and bundles run beside the session as ta
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -38,9 +37,6 @@ from edge_node.commands import (
     StopUpload,
     TimePassed,
     Train,
-    Trained,
-    TrainFailed,
-    UploadFailed,
     UploadUpdate,
 )
 from edge_node.config import SiteConfig
@@ -56,14 +52,14 @@ from edge_node.steps import StepWriter
 from edge_node.store import Store
 from edge_node.store_schema import StoredJob
 from edge_node.trainer import TrainerFailure
-from edge_node.upload import mask_update, send_update, update_from_bytes
+from edge_node.updates import UpdateDesk
+from edge_node.upload import update_from_bytes
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.commands import Step
 from privacy.secagg.messages import Roster
 from tidegate.convert import Limits
 from tidegate.manifest import Manifest, parse
 from tidegate.messages import BundleStock
-from tidegate.requests import UploadHeader
 
 _STOP_WITHIN_S = 2.0
 _MANIFEST_PIN = "manifest"
@@ -106,11 +102,13 @@ class EdgeNode:
         )
         self._participant = Participant(identity, policy, None if raw is None else parse(raw))
         self._link = Link.dial(credentials, config.session)
+        self._updates = UpdateDesk(self._link, self._ledgers, self._bench)
         self._session = Session(self._link, config.session, self.dispatch)
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads: dict[bytes, asyncio.Task[None]] = {}
         self._trains: dict[str, asyncio.Task[None]] = {}
         self._considering: set[str] = set()
+        self._refilling: asyncio.Task[None] | None = None
         self._accepted: dict[str, JobJudged] = {}
         self._timer: tuple[float, asyncio.TimerHandle] | None = None
         self._failure: asyncio.Future[None] | None = None
@@ -294,9 +292,10 @@ class EdgeNode:
             log.warning("policy and manifest", what=warning)
 
     def _refill(self, command: RefillBundles) -> None:
+        """Make bundles, one refill at a time: what is asked meanwhile is asked for again later."""
         manifest = self._participant.manifest
-        if manifest is not None:
-            self._spawn(self._make_bundles(manifest, command.count))
+        if manifest is not None and (self._refilling is None or self._refilling.done()):
+            self._refilling = self._spawn(self._make_bundles(manifest, command.count))
 
     async def _make_bundles(self, manifest: Manifest, count: int) -> None:
         made = await self._bundles.make(manifest, count)
@@ -377,44 +376,7 @@ class EdgeNode:
         self._trains[command.job_id] = self._spawn(self._train(command))
 
     async def _train(self, command: Train) -> None:
-        job_id, version = command.job_id, command.version
-        local = self._bench.jobs[job_id]
-        dataset_id = local.dataset.dataset_id
-        event: Trained | TrainFailed
-        try:
-            self._ledgers.look_ahead(dataset_id, local.event)
-            model_D = local.read_model(await self._model(command))
-            update = await local.make_update(version, model_D)
-        except TrainerFailure as error:
-            log.warning("training failed", job=job_id, version=version, detail=error.detail)
-            event = self._failed(command, dataset_id, error)
-        except PeerError as error:
-            event = self._failed(command, dataset_id, error)
-        except UsageError as error:
-            log.warning("training is not possible here", job=job_id, why=error)
-            told = PeerError(Reason.TRAINER_FAILED, "this site cannot train now")
-            event = self._failed(command, dataset_id, told)
-        else:
-            self._bench.ready[job_id] = (version, update)
-            event = Trained(job_id, version, self._spent(dataset_id))
-        self.dispatch(event)
-
-    def _failed(self, command: Train, dataset_id: str, error: PeerError) -> TrainFailed:
-        spent = self._spent(dataset_id)
-        why = str(error.args[0])
-        return TrainFailed(command.job_id, command.version, error.reason, why, spent)
-
-    def _spent(self, dataset_id: str) -> float:
-        """Give the epsilon spent for the operator's display; 0 where it is infinite (no DP)."""
-        spent = self._ledgers.spent(dataset_id)
-        return spent if math.isfinite(spent) else 0.0
-
-    async def _model(self, command: Train) -> bytes:
-        digest, content = self._bench.models.get(command.job_id, (b"", b""))
-        if digest != command.model_sha256:
-            content = await fetch(self._link, command.model_sha256, command.model_size)
-            self._bench.models[command.job_id] = (command.model_sha256, content)
-        return content
+        self.dispatch(await self._updates.make(command))
 
     def _upload(self, command: UploadUpdate) -> None:
         running = self._uploads.get(command.ctx)
@@ -427,18 +389,6 @@ class EdgeNode:
             running.cancel()
 
     async def _mask_and_send(self, command: UploadUpdate) -> None:
-        """Mask by slot 2 and upload; the same bytes however often it is asked."""
-        ctx = command.ctx
-        try:
-            masked = self._bench.masked.get(ctx)
-            resume = masked is not None
-            if masked is None:
-                update = self._bench.update_of(ctx)
-                masked = await mask_update(update, command.terms, command.ring_bits)
-                self._bench.masked[ctx] = masked
-            local = self._bench.jobs.get(command.job_id)
-            spent = 0.0 if local is None else self._spent(local.dataset.dataset_id)
-            header = UploadHeader(ctx, len(masked.data), masked.sha256, spent)
-            await send_update(self._link, header, masked, resume=resume)
-        except PeerError as error:
-            self.dispatch(UploadFailed(ctx, error.reason, str(error.args[0])))
+        failed = await self._updates.send(command)
+        if failed is not None:
+            self.dispatch(failed)

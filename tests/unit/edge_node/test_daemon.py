@@ -1,9 +1,9 @@
-"""The daemon's clock: one timer, which follows the participant's next deadline."""
+"""The daemon: one timer, which follows the participant's next deadline; one refill at a time."""
 
 import asyncio
 import time
 
-from edge_node.commands import TimePassed
+from edge_node.commands import RefillBundles, TimePassed
 from edge_node.daemon import EdgeNode
 
 
@@ -46,3 +46,31 @@ def test_a_deadline_that_is_put_off_is_told_when_it_comes():
 
 def test_an_earlier_deadline_does_not_wait_for_the_later_timer():
     follow(1000.0, 0.05)
+
+
+def test_one_refill_runs_however_often_bundles_are_asked_for():
+    started = []
+
+    class Stocked:
+        manifest = object()
+
+    async def scenario():
+        node = object.__new__(EdgeNode)
+        node._participant, node._refilling, node._tasks = Stocked(), None, set()
+        node._failure, release = None, asyncio.Event()
+
+        async def make_bundles(manifest, count):
+            started.append(count)
+            await release.wait()
+
+        node._make_bundles = make_bundles
+        for _ in range(5):
+            node._refill(RefillBundles(64))
+            await asyncio.sleep(0)
+        release.set()
+        await node._refilling
+        node._refill(RefillBundles(8))
+        await node._refilling
+
+    asyncio.run(scenario())
+    assert started == [64, 8]

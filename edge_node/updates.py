@@ -1,0 +1,84 @@
+"""Make a job's updates and send them, masked, with what each has cost.
+
+What goes wrong here never stops the daemon: it becomes an event for the participant. Why in detail
+stays in the site's own log where it could hold data.
+"""
+
+import math
+
+from edge_node import log
+from edge_node.bench import Bench
+from edge_node.budget import Ledgers
+from edge_node.commands import Train, Trained, TrainFailed, UploadFailed, UploadUpdate
+from edge_node.download import fetch
+from edge_node.link import Link
+from edge_node.trainer import TrainerFailure
+from edge_node.upload import mask_update, send_update
+from privacy.errors import PeerError, Reason, UsageError
+from tidegate.requests import UploadHeader
+
+
+class UpdateDesk:
+    """The shell's answer to `Train` and `UploadUpdate`; the update lies on the bench between."""
+
+    def __init__(self, link: Link, ledgers: Ledgers, bench: Bench) -> None:
+        """Take whom to fetch from and send to, what is spent, and where updates lie."""
+        self._link = link
+        self._ledgers = ledgers
+        self._bench = bench
+
+    async def make(self, command: Train) -> Trained | TrainFailed:
+        """Fetch the model version and make an update from it, if the budget still allows one."""
+        job_id, version = command.job_id, command.version
+        local = self._bench.jobs[job_id]
+        dataset_id = local.dataset.dataset_id
+        try:
+            self._ledgers.look_ahead(dataset_id, local.event)
+            model_D = local.read_model(await self._model(command))
+            update = await local.make_update(version, model_D)
+        except TrainerFailure as error:
+            log.warning("training failed", job=job_id, version=version, detail=error.detail)
+            return self._failed(command, dataset_id, error)
+        except PeerError as error:
+            return self._failed(command, dataset_id, error)
+        except UsageError as error:
+            log.warning("training is not possible here", job=job_id, why=error)
+            told = PeerError(Reason.TRAINER_FAILED, "this site cannot train now")
+            return self._failed(command, dataset_id, told)
+        self._bench.ready[job_id] = (version, update)
+        return Trained(job_id, version, self._spent(dataset_id))
+
+    async def send(self, command: UploadUpdate) -> UploadFailed | None:
+        """Mask by slot 2 and upload; the same bytes however often it is asked."""
+        ctx = command.ctx
+        try:
+            masked = self._bench.masked.get(ctx)
+            resume = masked is not None
+            if masked is None:
+                update = self._bench.update_of(ctx)
+                masked = await mask_update(update, command.terms, command.ring_bits)
+                self._bench.masked[ctx] = masked
+            local = self._bench.jobs.get(command.job_id)
+            spent = 0.0 if local is None else self._spent(local.dataset.dataset_id)
+            header = UploadHeader(ctx, len(masked.data), masked.sha256, spent)
+            await send_update(self._link, header, masked, resume=resume)
+        except PeerError as error:
+            return UploadFailed(ctx, error.reason, str(error.args[0]))
+        return None
+
+    def _failed(self, command: Train, dataset_id: str, error: PeerError) -> TrainFailed:
+        spent = self._spent(dataset_id)
+        why = str(error.args[0])
+        return TrainFailed(command.job_id, command.version, error.reason, why, spent)
+
+    def _spent(self, dataset_id: str) -> float:
+        """Give the epsilon spent for the operator's display; 0 where it is infinite (no DP)."""
+        spent = self._ledgers.spent(dataset_id)
+        return spent if math.isfinite(spent) else 0.0
+
+    async def _model(self, command: Train) -> bytes:
+        digest, content = self._bench.models.get(command.job_id, (b"", b""))
+        if digest != command.model_sha256:
+            content = await fetch(self._link, command.model_sha256, command.model_size)
+            self._bench.models[command.job_id] = (command.model_sha256, content)
+        return content
