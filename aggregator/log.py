@@ -10,7 +10,7 @@ LOGGER = logging.getLogger("tidegate.aggregator")
 def configure_logging(level: str) -> None:
     """Write the log to standard error from a level on.
 
-    Flower's own logger repeats each round in several lines and names no site: only its warnings
+    Flower's own logger repeats each round in several lines and names no site: only its errors
     pass. gRPC and SQLAlchemy keep their defaults.
     """
     handler = logging.StreamHandler(sys.stderr)

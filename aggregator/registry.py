@@ -18,7 +18,7 @@ from aggregator.tables import MANIFESTS, SITES, TOKENS
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki, tokens
 from tidegate.convert import DEFAULT_LIMITS, Limits
-from tidegate.manifest import Manifest, parse_and_verify
+from tidegate.manifest import Manifest, Member, parse_and_verify
 from tidegate.names import NAME, NAME_RULE
 from tidegate.requests import EnrolmentRequest
 
@@ -204,19 +204,7 @@ class Registry:
                 enrolled here (POLICY); a second, different manifest (REPLAY).
         """
         manifest = parse_and_verify(raw, signature, self.operator_spki)
-        expected = (config.suite, config.consortium_id)
-        if (manifest.suite, manifest.consortium_id) != expected:
-            raise PeerError(
-                Reason.POLICY,
-                f"the manifest is for {manifest.consortium_id} with {manifest.suite}; this"
-                f" aggregator serves {config.consortium_id} with {config.suite}",
-            )
-        if manifest.limits.max_message_bytes > config.limits.max_message_bytes:
-            raise PeerError(
-                Reason.POLICY,
-                f"the manifest allows messages of {manifest.limits.max_message_bytes} bytes: raise"
-                " [limits] max_message_bytes in aggregator.toml and restart, or seal a lower limit",
-            )
+        _check_manifest(manifest, config)
         sealed = SealedManifest(manifest, raw, signature, manifest.hash())
         if self.sealed is not None:
             if self.sealed.raw == raw:
@@ -226,19 +214,7 @@ class Registry:
                 "another manifest is sealed and pinned by the sites; this version knows one epoch",
             )
         for member in manifest.members:
-            site = self._sites.get(member.site_id)
-            if site is None or site.revoked:
-                raise PeerError(
-                    Reason.POLICY, f"manifest member {member.site_id} is not enrolled here"
-                )
-            same = (
-                member.node_fingerprint == site.node_fingerprint.hex()
-                and member.spki() == site.signing_spki
-            )
-            if not same:
-                raise PeerError(
-                    Reason.POLICY, f"manifest member {member.site_id} has other keys than enrolled"
-                )
+            self._check_member(member)
         row = {
             "manifest_hash": sealed.manifest_hash,
             "roster_epoch": manifest.roster_epoch,
@@ -250,6 +226,16 @@ class Registry:
             connection.execute(insert(MANIFESTS), row)
         self.sealed = sealed
         return sealed
+
+    def _check_member(self, member: Member) -> None:
+        site = self._sites.get(member.site_id)
+        if site is None or site.revoked:
+            raise PeerError(Reason.POLICY, f"manifest member {member.site_id} is not enrolled here")
+        keys = (site.node_fingerprint.hex(), site.signing_spki)
+        if (member.node_fingerprint, member.spki()) != keys:
+            raise PeerError(
+                Reason.POLICY, f"manifest member {member.site_id} has other keys than enrolled"
+            )
 
     def _check_token(self, token_hash: bytes, now_s: float) -> str:
         """Find a token by its hash, in a time that does not depend on which one is near."""
@@ -327,6 +313,23 @@ class Registry:
             raw, signature = bytes(sealed.manifest), bytes(sealed.signature)
             manifest = parse_and_verify(raw, signature, self.operator_spki)
             self.sealed = SealedManifest(manifest, raw, signature, manifest.hash())
+
+
+def _check_manifest(manifest: Manifest, config: AggregatorConfig) -> None:
+    """Refuse a manifest that this aggregator, as configured, cannot serve."""
+    expected = (config.suite, config.consortium_id)
+    if (manifest.suite, manifest.consortium_id) != expected:
+        raise PeerError(
+            Reason.POLICY,
+            f"the manifest is for {manifest.consortium_id} with {manifest.suite}; this"
+            f" aggregator serves {config.consortium_id} with {config.suite}",
+        )
+    if manifest.limits.max_message_bytes > config.limits.max_message_bytes:
+        raise PeerError(
+            Reason.POLICY,
+            f"the manifest allows messages of {manifest.limits.max_message_bytes} bytes: raise"
+            " [limits] max_message_bytes in aggregator.toml and restart, or seal a lower limit",
+        )
 
 
 @lru_cache(maxsize=1024)

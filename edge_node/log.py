@@ -43,11 +43,6 @@ def info(event: str, **values: object) -> None:
     log(logging.INFO, event, **values)
 
 
-def debug(event: str, **values: object) -> None:
-    """Log what only helps to find a fault."""
-    log(logging.DEBUG, event, **values)
-
-
 def warning(event: str, **values: object) -> None:
     """Log what an administrator should look at."""
     log(logging.WARNING, event, **values)

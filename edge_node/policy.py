@@ -11,9 +11,8 @@ from privacy.accounting.budget import Budget
 from privacy.accounting.events import Unit
 from privacy.errors import PeerError, Reason
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, CohortPolicy
+from tidegate.jobfile import NONE
 from tidegate.manifest import Manifest
-
-MODES = ("record-distributed", "none")
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def judge(policy: Policy, facts: JobFacts) -> None:
             facts.sandboxed or not policy.require_sandbox,
             "require_sandbox: this machine lacks a protection that the trainer needs",
         ),
-        *(_plain_rules(policy) if facts.mode == "none" else _private_rules(policy, facts)),
+        *(_plain_rules(policy) if facts.mode == NONE else _private_rules(policy, facts)),
     ]
     for holds, message in rules:
         if not holds:
@@ -186,7 +185,7 @@ def cohort_policy(
     Raises:
         UsageError: The policy protects nobody.
     """
-    adjacent = None if mode != "none" or policy.allow_adjacent_cohorts else previous_survivors
+    adjacent = None if mode != NONE or policy.allow_adjacent_cohorts else previous_survivors
     return CohortPolicy(
         colluders=manifest.colluders,
         min_survivors=manifest.min_survivors,

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
-from edge_node.policy import MODES, BudgetRule, Policy
+from edge_node.policy import BudgetRule, Policy
 from privacy.accounting.budget import MAX_EPSILON
 from privacy.errors import UsageError
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, LEAST_HONEST
+from tidegate.jobfile import MODES, NONE
 from tidegate.toml_table import Span, Table
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -107,7 +108,7 @@ def _check(top: Table, policy: Policy) -> None:
     for mode in policy.modes:
         if mode not in MODES:
             raise top.bad("modes", f"must be among {', '.join(MODES)}")
-    if "none" in policy.modes and not policy.allow_no_dp:
+    if NONE in policy.modes and not policy.allow_no_dp:
         raise top.bad(
             "modes",
             "lists 'none', which has no differential privacy, without allow_no_dp = true",

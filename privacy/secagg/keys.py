@@ -33,7 +33,6 @@ _X25519_PRIME = 2**255 - 19
 _MAX_SIGNATURE_BYTES = 80
 
 AgreementKey = ec.EllipticCurvePrivateKey | x25519.X25519PrivateKey
-VerifyKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey
 SigningKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
@@ -87,19 +86,12 @@ class Suite(ABC):
         """
 
     @abstractmethod
-    def load_verify_key(self, spki: bytes) -> VerifyKey:
-        """Load a pinned signing key (SPKI, DER); the result is cached.
-
-        Raises:
-            UsageError: It is no key of this suite: the pin or the manifest is wrong.
-        """
-
-    @abstractmethod
     def verify(self, spki: bytes, signature: bytes, message: bytes) -> None:
-        """Check a signature by the pinned key over the whole message.
+        """Check a signature by the pinned key (SPKI, DER; loaded once) over the whole message.
 
         Raises:
             PeerError: BAD_SIGNATURE.
+            UsageError: The key is none of this suite: the pin or the manifest is wrong.
         """
 
 
@@ -126,9 +118,6 @@ class _P256Suite(Suite):
     def key_identity(self, public: bytes) -> bytes:
         _p256_point(public)
         return public[1:33]
-
-    def load_verify_key(self, spki: bytes) -> VerifyKey:
-        return _load_p256_spki(spki)
 
     def verify(self, spki: bytes, signature: bytes, message: bytes) -> None:
         if len(signature) > _MAX_SIGNATURE_BYTES:
@@ -170,9 +159,6 @@ class _X25519Suite(Suite):
         if int.from_bytes(public, "little") >= _X25519_PRIME:
             raise PeerError(Reason.MALFORMED, "an X25519 key is not canonical")
         return public
-
-    def load_verify_key(self, spki: bytes) -> VerifyKey:
-        return _load_ed25519_spki(spki)
 
     def verify(self, spki: bytes, signature: bytes, message: bytes) -> None:
         try:

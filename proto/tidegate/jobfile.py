@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from privacy.compress import MapKind
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.metrics import BinnedAuc, MeanMetric, Metric, MetricLayout
+from privacy.pipeline import Mode
 from privacy.quantise import Rounding
 from tidegate.toml_table import Span, Table
 
 MAX_BYTES = 65_536
-RECORD_DISTRIBUTED = "record-distributed"
-NONE = "none"
+RECORD_DISTRIBUTED = Mode.RECORD_DISTRIBUTED.value
+NONE = Mode.NONE.value
 MODES = (RECORD_DISTRIBUTED, NONE)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")
