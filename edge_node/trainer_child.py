@@ -26,6 +26,8 @@ _PASSED_ON = (
     "LD_LIBRARY_PATH",
 )
 _ARGUMENTS = ("-I", "-B", "-u", "-m", "edge_node.trainer_process")
+_LAST_FRAMES = 8
+"""More than can be on the way: a report, a frame for each slot, a failure."""
 _END_POLL_S = 0.005
 _END_POLLS = 400
 _IN_THE_LOG = "the site's own log says more"
@@ -85,7 +87,7 @@ class TrainerChild:
         try:
             await asyncio.get_running_loop().sock_sendall(self._connection, encode(frame))
         except OSError as error:
-            raise await self._ended() from error
+            raise await self._last_words() from error
 
     async def receive(self) -> dict[str, Any]:
         """Wait for the next frame that is not a failure.
@@ -98,7 +100,7 @@ class TrainerChild:
         try:
             raw = await loop.sock_recv(self._connection, MAX_FRAME_BYTES)
         except OSError as error:
-            raise await self._ended() from error
+            raise await self._last_words() from error
         if not raw:
             raise await self._ended()
         try:
@@ -139,6 +141,21 @@ class TrainerChild:
                 return TrainerFailure(limit, detail)
             case _:
                 return TrainerFailure("the app raised an error", detail)
+
+    async def _last_words(self) -> TrainerFailure | UsageError:
+        """Give what the process said before it closed its end; its frames are still queued."""
+        for _ in range(_LAST_FRAMES):
+            try:
+                raw = self._connection.recv(MAX_FRAME_BYTES)
+                frame = decode(raw) if raw else {}
+            except (OSError, PeerError):
+                continue  # a reset is told once, before the frames that came ahead of it
+            if not raw:
+                break
+            if "failed" in frame:
+                await self.end()
+                return self._failure(frame)
+        return await self._ended()
 
     async def _ended(self) -> TrainerFailure:
         status = await self.end()

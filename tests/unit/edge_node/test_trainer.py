@@ -361,3 +361,30 @@ def test_the_seed_fixes_what_is_not_in_the_vector(tmp_path):
 
 def test_the_linear_spec_is_that_of_the_linear_app():
     assert LINEAR_SPEC.length == len(MODEL_D)
+
+
+def test_a_failure_is_named_though_the_process_is_gone_before_the_next_chunk(tmp_path):
+    """The first chunk's failure and the second chunk's broken pipe race; the failure must win."""
+
+    async def scenario():
+        trainer = make_trainer(write_app(tmp_path, FAULTS), per_record=False)
+        await trainer.start()
+        child = trainer._running()
+        send = child.send
+
+        async def late(frame):
+            if frame.get("chunk") == 1:
+                await asyncio.to_thread(child._process.wait, 30)
+            await send(frame)
+
+        child.send = late
+        rows = rows_of(8)
+        rows[1, 0] = 101
+        with pytest.raises(TrainerFailure) as caught:
+            await trainer.local_steps(MODEL_D, [rows, rows_of(8)], 0.1)
+        await trainer.stop()
+        return caught.value
+
+    failure = run(scenario())
+    assert "raised an error" in str(failure)
+    assert "31337" in failure.detail
