@@ -250,14 +250,20 @@ class Participant:
         state.training = None
         state.epsilon_spent = event.epsilon_spent
         state.stopwatch.enter(Phase.WAIT, now_s)
-        if event.version != state.wanted.version:
-            return self._train_or_announce(state, now_s)
-        facts: dict[str, object] = {"job": event.job_id, "round": state.wanted.round}
+        number = event.version + 1  # round r trains from version r - 1
+        stale = event.version != state.wanted.version
+        facts: dict[str, object] = {"job": event.job_id, "round": number}
         note = Note(
             "not ready", {**facts, "reason": event.reason, "why": event.detail}, warning=True
         )
-        spent = event.epsilon_spent
-        return [note, _not_ready(state.wanted, event.reason, event.detail, spent)]
+        commands: Commands = [note]
+        # An app that fails later than each deadline would else be missing without a word. Other
+        # reasons may come of being late, as when the old version can be fetched no more.
+        if not stale or event.reason in (Reason.TRAINER_FAILED, Reason.NOT_FINITE):
+            spent = event.epsilon_spent
+            said = NotReady(event.job_id, number, event.reason, event.detail, spent)
+            commands.append(SendMessage(said))
+        return commands + (self._train_or_announce(state, now_s) if stale else [])
 
 
 def _not_ready(

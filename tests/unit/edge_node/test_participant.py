@@ -517,3 +517,26 @@ def test_a_welcome_with_a_bad_manifest_does_not_make_the_site_speak(market):
     with pytest.raises(PeerError):
         site.feed(m.Welcome(m.PROTOCOL, market.raw, b"s" * 70))
     assert not site.participant.exchange.online
+
+
+def test_an_app_that_fails_later_than_the_round_is_not_missing_without_a_word(market):
+    """A slow failure is told for its own round, and the wanted version is trained after it."""
+    market.ask_to_train()
+    participant = market.sites["bank-a"].participant
+    state = participant._jobs["job-1"]
+    state.update, state.training = None, state.wanted.version - 1
+    spent, late = 0.5, state.wanted.version - 1
+
+    def fail(reason):
+        state.training = late
+        event = ec.TrainFailed("job-1", late, reason, "it hung", spent)
+        return participant.handle(event, NOW_S)
+
+    commands = fail(Reason.TRAINER_FAILED)
+    told = [c.message for c in commands if isinstance(c, ec.SendMessage)]
+    assert told == [m.NotReady("job-1", late + 1, Reason.TRAINER_FAILED, "it hung", spent)]
+    assert any(isinstance(command, ec.Train) for command in commands)
+    # That an old version is gone comes of being late: to say so would have the job offered anew.
+    commands = fail(Reason.UNKNOWN_JOB)
+    assert not any(isinstance(command, ec.SendMessage) for command in commands)
+    assert any(isinstance(command, ec.Train) for command in commands)
