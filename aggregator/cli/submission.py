@@ -83,13 +83,18 @@ def requests_of(submission: Submission) -> Iterator[operator_pb2.SubmitJobReques
 def _initial_model(folder: Path, task_file: str, seed: int) -> tuple[bytes, bytes]:
     with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
         program = [sys.executable, "-m", "aggregator.cli.initial_model"]
-        done = subprocess.run(  # noqa: S603 - our own module, arguments are not parsed by a shell
-            [*program, str(folder), task_file, str(seed), scratch],
-            capture_output=True,
-            text=True,
-            timeout=BUILD_LIMIT_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
+                [*program, str(folder), task_file, str(seed), scratch],
+                capture_output=True,
+                text=True,
+                timeout=BUILD_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UsageError(
+                f"{folder / task_file}: model() did not return within {BUILD_LIMIT_S} s"
+            ) from error
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
             raise UsageError(f"{folder / task_file}: {last[0]}")
