@@ -46,7 +46,7 @@ class OperatorFolder:
                 f"{file} does not exist: make a consortium with `tidegate init`, or name its"
                 " operator folder with --operator"
             ) from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}: {error}") from error
         unknown = set(table) - {"name", "address", "addresses_file"}
         if unknown or not ({"address", "addresses_file"} & set(table)):

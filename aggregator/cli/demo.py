@@ -94,13 +94,18 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     """
     started_s = time.monotonic()
     split, task = _example_modules(options.example)
+    if options.json_file is not None and not options.json_file.absolute().parent.is_dir():
+        raise UsageError(f"--json {options.json_file}: there is no such folder")
     _empty(options.folder)
     submission = prepare(options.example, _job_toml(options))
     job = JobFile.parse(submission.job_toml)
     if not isinstance(job.privacy, RecordPrivacy):
         raise UsageError(f"{options.example}: the demo runs record-distributed jobs")
     console.print("Splitting 150,000 real credit records into five banks by customer segment ...")
-    parts = split.split(split.read_table(options.data), options.seed)
+    try:
+        parts = split.split(split.read_table(options.data), options.seed)
+    except split.DataError as error:
+        raise UsageError(f"--data: {error}") from error
     rules = CohortRules(COLLUDERS, MIN_SURVIVORS, len(parts.banks))
     sites = []
     for bank in parts.banks:

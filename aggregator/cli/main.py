@@ -56,6 +56,9 @@ def main() -> None:
         _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         os._exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        # A file or folder that the command line named; what is refused on purpose came above.
+        _fail(f"{error.filename or 'the system'}: {error.strerror or error}", EXIT_USAGE)
 
 
 def _fail(message: str, status: int) -> None:

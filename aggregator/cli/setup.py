@@ -18,6 +18,8 @@ from tidegate.v1 import operator_pb2
 
 consortium_app = typer.Typer(no_args_is_help=True, help="Seal what the sites sign up to.")
 
+MAX_PORT = 65_535
+
 AGGREGATOR_TOML = """\
 # Tidegate aggregator; unknown keys are errors. Port 0 takes a free one.
 consortium_id = "{name}"
@@ -55,8 +57,6 @@ def make_consortium(folder: Path, name: str, host: str, ports: Ports) -> str:
     operator, aggregator = folder / "operator", folder / "aggregator"
     if operator.exists() or aggregator.exists():
         raise UsageError(f"{folder} holds a consortium: name another, keys are never overwritten")
-    for made in (operator, aggregator):
-        made.mkdir(parents=True, mode=0o700)
     validity = pki.Validity(now_s=time.time())
     authority = pki.make_ca(name, validity)
     operator_key, operator_tls, server_tls = pki.make_key(), pki.make_key(), pki.make_key()
@@ -81,6 +81,9 @@ def make_consortium(folder: Path, name: str, host: str, ports: Ports) -> str:
             name=name, host=host, ports=ports
         ).encode(),
     }
+    # Only now: a name or host that is refused leaves no half-made consortium behind.
+    for made in (operator, aggregator):
+        made.mkdir(parents=True, mode=0o700)
     for path, data in files.items():
         pki.write_private(path, data)
     return pki.fingerprint(operator_spki).hex()
@@ -116,9 +119,15 @@ def init(
     ],
     name: Annotated[str, typer.Option(help="Consortium id: a-z, 0-9 and '-'.")] = "consortium",
     host: Annotated[str, typer.Option(help="Name or address sites dial.")] = "127.0.0.1",
-    site_port: Annotated[int, typer.Option(help="Port for sites (mTLS); 0: a free one.")] = 7443,
-    enrolment_port: Annotated[int, typer.Option(help="Port for enrolment (token).")] = 7444,
-    operator_port: Annotated[int, typer.Option(help="Port for operators (mTLS).")] = 7445,
+    site_port: Annotated[
+        int, typer.Option(max=MAX_PORT, min=0, help="Port for sites (mTLS); 0: a free one.")
+    ] = 7443,
+    enrolment_port: Annotated[
+        int, typer.Option(max=MAX_PORT, min=0, help="Port for enrolment (token).")
+    ] = 7444,
+    operator_port: Annotated[
+        int, typer.Option(max=MAX_PORT, min=0, help="Port for operators (mTLS).")
+    ] = 7445,
 ) -> None:
     """Make the operator key, the CA and the aggregator's folder.
 

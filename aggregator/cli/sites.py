@@ -15,6 +15,8 @@ from tidegate.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="Invite, list and revoke sites.")
 
+LONGEST_TOKEN_S = 30 * 86_400
+
 SiteId = Annotated[str, typer.Argument(help="The site's id, for example bank-1.")]
 
 
@@ -29,6 +31,8 @@ def make_token(folder: OperatorFolder, site_id: str, out: Path, valid_s: int) ->
     """
     if out.exists():
         raise UsageError(f"{out} exists: name another file, a token is never overwritten")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out.parent} is no folder: a token made now would be lost")
     with operator_api(folder) as api:
         made = api.CreateToken(operator_pb2.CreateTokenRequest(site_id=site_id, valid_s=valid_s))
     text = encode(
@@ -51,7 +55,9 @@ def token(
     context: typer.Context,
     site_id: SiteId,
     out: Annotated[Path, typer.Option(help="File for the token, made with mode 0600.")],
-    valid_s: Annotated[int, typer.Option(help="Seconds until the token expires.")] = 3600,
+    valid_s: Annotated[
+        int, typer.Option(min=1, max=LONGEST_TOKEN_S, help="Seconds until the token expires.")
+    ] = 3600,
 ) -> None:
     """Make a one-time enrolment token for a site.
 

@@ -199,3 +199,51 @@ def test_mode_none_is_red_in_every_picture_of_a_job():
     drawn = console.file.getvalue()
     assert f"{red}none" in drawn
     assert f"{red}NO DIFFERENTIAL PRIVACY" in drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("init", "{file}/c"), "Not a directory"),
+        (("--operator", "{file}", "job", "list"), "Not a directory"),
+        (("--operator", "{operator}", "site", "token", "b", "--out", "{file}x/t"), "no folder"),
+        (("demo", "--data", "{file}", "--json", "{file}x/r", "--no-browser"), "no such folder"),
+        (("demo", "--data", "{file}", "--folder", "{file}", "--no-browser"), "Not a directory"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_line_and_status_2(
+    run, consortium, tmp_path, arguments, says
+):
+    file = tmp_path / "file"
+    file.touch()
+    named = {"file": file, "operator": consortium / "operator"}
+    status, _, err = run(*(argument.format(**named) for argument in arguments))
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert says in err
+
+
+def test_data_that_is_not_the_demos_is_named(run, tmp_path):
+    (tmp_path / "other.whl").write_bytes(b"something")
+    folder = tmp_path / "demo"
+    status, _, err = run(
+        "demo", "--data", tmp_path / "other.whl", "--folder", folder, "--no-browser"
+    )
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "--data" in err
+    assert "SHA-256" in err
+
+
+def test_a_refused_name_leaves_no_half_made_consortium(run, tmp_path):
+    status, _, err = run("init", tmp_path / "c", "--name", "Bad Name")
+    assert status == 2
+    assert "not allowed" in err
+    assert run("init", tmp_path / "c", "--name", "good", "--site-port", "70000")[0] == 2
+    assert run("init", tmp_path / "c", "--name", "good")[0] == 0
+
+
+@pytest.mark.parametrize("valid_s", ["-5", "0", "99999999999999999999"])
+def test_a_token_that_never_holds_is_refused_before_it_is_asked_for(run, tmp_path, valid_s):
+    status, _, err = run("site", "token", "b", "--out", tmp_path / "t", "--valid-s", valid_s)
+    assert status == 2
+    assert "Traceback" not in err
+    assert not (tmp_path / "t").exists()
