@@ -12,7 +12,7 @@ from aggregator.config import Limits
 from aggregator.jobs import Job
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan
-from privacy.planning import CohortRules, derive_encoding
+from privacy.planning import CohortRules, check_encoding, derive_encoding
 from privacy.ring import packed_length
 from privacy.secagg.encoding import hash_of
 from privacy.spec import VectorSpec
@@ -57,8 +57,11 @@ def admit(
     _check_cohort(file, manifest)
     job_id = _new_job_id(file.name)
     rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
+    terms = privacy_terms(file)
     try:
-        plan = derive_encoding(privacy_terms(file), spec, rules, hash_of("job-map", job_id))
+        plan = derive_encoding(terms, spec, rules, hash_of("job-map", job_id))
+        # Every site would refuse it for this: the operator hears so at once.
+        check_encoding(plan, terms, spec, rules)
     except ArithmeticError as error:  # numbers may each be in range and their product not
         raise PeerError(Reason.MALFORMED, "the job's numbers are out of all proportion") from error
     _check_sizes(plan, manifest, limits)

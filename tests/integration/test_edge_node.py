@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import grpc
 import numpy as np
 import pytest
 from safetensors.numpy import load
@@ -143,6 +144,66 @@ def test_an_exhausted_budget_is_refused_before_anything_is_trained(tmp_path):
             line = charges(site)
             assert line.spent_epsilon <= 4.0
             assert line.charges in (job.round, job.round - 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("poor", "ends"), [(1, "finished"), (2, "failed")])
+def test_a_site_whose_budget_ends_in_the_middle_leaves_and_the_others_go_on(tmp_path, poor, ends):
+    """One may go where four make a cohort; with the second the job ends and names both."""
+
+    async def scenario():
+        async with market(tmp_path, epsilon=25.0) as (live, sites):
+            for site in sites[:poor]:
+                await site.stop()
+                text = site.config.policy_file.read_text().replace(
+                    "epsilon = 25.0", "epsilon = 4.0"
+                )
+                site.config.policy_file.write_text(text)
+                site.start()
+            toml = at_rate(job_toml(rounds=40, deadline=2.0, **JOB), 0.1)
+            job = await live.watch(await live.submit(toml))
+            assert job.state == ends
+            for site in (site for site in job.sites if site.site_id in ("bank-1", "bank-2")[:poor]):
+                assert 0 < site.rounds_in < 40
+                assert any(f"{site.site_id} takes no part" in line for line in job.log)
+            if ends == "failed":
+                assert job.detail.count("budget-exhausted") >= 2
+        for site in sites[:poor]:
+            assert charges(site).spent_epsilon <= 4.0
+
+    run(scenario())
+
+
+def test_a_job_whose_epsilon_its_own_noise_does_not_reach_is_refused_at_once(tmp_path):
+    async def scenario():
+        async with market(tmp_path) as (live, _):
+            toml = job_toml(rounds=3, **JOB).replace(b"epsilon = 3.0", b"epsilon = 0.001")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await live.submit(toml)
+            assert "cost epsilon" in caught.value.details()
+
+    run(scenario())
+
+
+def test_a_job_without_privacy_is_the_plain_mean_where_every_site_consents(tmp_path):
+    """Each round's step is 0.1 times the stand-in's gradient of 0.01, at every site."""
+
+    async def scenario():
+        async with market(tmp_path) as (live, sites):
+            for site in sites:
+                await site.stop()
+                with site.config.policy_file.open("r+") as file:
+                    text = file.read()
+                    file.seek(0)
+                    file.write(f"allow_adjacent_cohorts = true\n{text}")
+                site.start()
+            job_id = await live.submit(job_toml(rounds=3))
+            job = await live.watch(job_id)
+            assert (job.state, job.mode) == ("finished", "none")
+            tensors = load(await live.export(job_id))
+            flat = np.concatenate([tensor.ravel() for tensor in tensors.values()])
+            np.testing.assert_allclose(flat, -3 * 0.1 * 0.01, atol=1e-6)
 
     run(scenario())
 
