@@ -19,7 +19,7 @@ from aggregator.live_attempt import LiveAttempt, Surroundings, open_attempt
 from aggregator.log import LOGGER
 from aggregator.participants import Participants
 from aggregator.progress import JobProgress
-from aggregator.round import Round, RoundConfig
+from aggregator.round import Round, RoundConfig, SiteState
 from aggregator.round_events import (
     AttemptOpened,
     AttemptOver,
@@ -290,10 +290,20 @@ class LiveRound:
 
     def _open_attempt(self, number: int, cohort: tuple[Fingerprint, ...]) -> ServerAttempt:
         where = (self.number, number)
+        self._say_who_is_late(len(cohort))
         self._attempt, machine = open_attempt(
             self._around, self._host.job, self.model, where, cohort, time.time()
         )
         return machine
+
+    def _say_who_is_late(self, cohort: int) -> None:
+        """Name the sites that a cohort below its target goes on without."""
+        rule, states = self._round.config.rule, self._round.states()
+        late = [site for site, (state, _) in states.items() if state is SiteState.TRAINING]
+        if late and cohort < rule.target_sites:
+            names = ", ".join(sorted(self._members[site] for site in late))
+            after = f"still training after {rule.deadline_s:g} s"
+            self._host.say(f"round {self.number} goes on without {names}: {after}")
 
     def _finish(self, done: RoundDone) -> None:
         """Give the sites the result, and the sum to who waits for it."""
@@ -310,6 +320,8 @@ class LiveRound:
                 tally.rounds_in += 1
             else:
                 tally.dropped += 1
+                why = self._round.states()[site][1]
+                self._host.say(f"round {self.number}: {self._members[site]} dropped out: {why}")
         self._attempt = None
         progress.round = self.number
         outcome = RoundOutcome(

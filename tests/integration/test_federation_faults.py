@@ -94,7 +94,9 @@ def test_a_site_that_stands_still_is_waited_for_so_long_and_named(banks):
     goes_on(banks, job_id, rounds=2)
     banks.processes["bank-3"].send_signal(signal.SIGCONT)
     takes_part_again(banks, job_id, "bank-3")
-    check_books(banks, job_id)
+    log = check_books(banks, job_id).log
+    assert any("bank-3 dropped out: did not answer in time" in line for line in log), log
+    assert any("goes on without bank-3: still training after 2 s" in line for line in log), log
 
 
 def test_an_aggregator_killed_twice_in_the_middle_takes_the_job_up_again(banks):
