@@ -39,7 +39,7 @@ from tidegate.keys import write_private
 _LARGE_UPDATE_BYTES = 4 << 20
 """A larger update lies in a file of its own, so that the database's log stays small."""
 _FINGERPRINT_BYTES = 32
-_RECONCILE = "refuse work until an administrator has run `edge-node reconcile`"
+_RECONCILE = "this site does no work until an administrator has run `edge-node reconcile`"
 
 
 class Store:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -14,6 +15,7 @@ from edge_node.budget import budget_lines
 from edge_node.lock import FolderLock
 from edge_node.store_schema import connect, read_ledgers
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.pipeline import EncodingPlan
 from tests.support.live_aggregator import RECORD, LiveAggregator, job_toml
 from tests.support.live_site import FakeTrainer, LiveSite
 from tidegate.v1 import operator_pb2 as pb
@@ -324,5 +326,30 @@ def test_gradients_are_turned_into_descent_steps(tmp_path):
             tensors = load(await live.export(job_id))
             flat = np.concatenate([tensor.ravel() for tensor in tensors.values()])
             assert flat.mean() < -0.005
+
+    run(scenario())
+
+
+def test_a_known_job_id_with_another_app_or_a_weaker_plan_is_refused_during_and_after_the_job(
+    tmp_path,
+):
+    async def scenario():
+        async with market(tmp_path) as (live, sites):
+            job_id = await live.submit(job_toml(rounds=30, **JOB))
+            await live.watch(job_id, until=lambda job: job.round >= 2)
+            site = sites[0]
+            offer = site.store.job(job_id)
+            plan = EncodingPlan.from_bytes(offer.encoding)
+            weaker = replace(plan, noise_variance=plan.noise_variance // 4).to_bytes()
+            changes = ({"app_sha256": b"x" * 32}, {"encoding": weaker})
+            for over in (False, True):
+                if over:
+                    await live.watch(job_id)
+                for change in changes:
+                    verdict = await site.node._judge(replace(offer, **change))
+                    assert (verdict.accepted, verdict.reason) == (None, Reason.EQUIVOCATION)
+            verdict = await site.node._judge(replace(offer, job_id="new-1", encoding=weaker))
+            assert (verdict.accepted, verdict.reason) == (None, Reason.POLICY)
+            assert "noise_variance" in verdict.detail
 
     run(scenario())
