@@ -177,7 +177,12 @@ class WireSite:
             answer = self.not_ready
             await self.send(m.NotReady(request.job_id, request.round, *answer, 0.0))
             return
-        data = await self.download(request.model_sha256)
+        try:
+            data = await self.download(request.model_sha256)
+        except grpc.aio.AioRpcError as error:  # the job may have been stopped meanwhile
+            gone = ("unknown-job", str(error.details()))
+            await self.send(m.NotReady(request.job_id, request.round, *gone, 0.0))
+            return
         assert hashlib.sha256(data).digest() == request.model_sha256
         plan = encoding_for_version(self.jobs[request.job_id], request.version)
         length = plan.gradient_length
