@@ -4,6 +4,7 @@ A frame that is not well formed ends that site's session with a reason and touch
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,6 +23,7 @@ from tidegate.v1 import federation_pb2 as pb
 
 HELLO_WITHIN_S = 10.0
 _GOODBYE_WITHIN_S = 1.0
+_GOODBYE_FRAMES = 2
 _SERVICE = "tidegate.v1.FederationService"
 _END = b""
 """Put behind the last frame of a session: no message serialises to nothing."""
@@ -134,12 +136,14 @@ class SiteService:
 
 async def _say_goodbye(session: SiteSession, writer: "asyncio.Task[None]", why: PeerError) -> None:
     """Send the reason as the last frame; a site that does not read gets the status only."""
-    try:
-        text = convert.printable(str(why.args[0]))
+    if session.outgoing.maxsize - session.outgoing.qsize() < _GOODBYE_FRAMES:
+        # Of no use on a session that ends, and the writer must come to its end by itself.
+        while not session.outgoing.empty():
+            session.outgoing.get_nowait()
+    text = convert.printable(str(why.args[0]))
+    with contextlib.suppress(asyncio.QueueFull):  # a queue of one takes the reason alone
         session.outgoing.put_nowait(frame_of(Refused(str(why.reason), text)))
         session.outgoing.put_nowait(_END)
-    except asyncio.QueueFull:
-        return
     await asyncio.wait({writer}, timeout=_GOODBYE_WITHIN_S)
 
 

@@ -185,15 +185,20 @@ class LiveAggregator:
 
         return (await self.api.SubmitJob(requests())).job_id
 
-    async def watch(self, job_id, until=lambda job: False, timeout_s=60):
+    async def watch(self, job_id, until=lambda job: False, timeout_s=40):
         """Follow a job until it ends, or the condition holds; returns what was last shown."""
-        async with asyncio.timeout(timeout_s):
-            call = self.api.WatchJob(pb.WatchJobRequest(job_id=job_id))
-            async for update in call:
-                if until(update.job):
-                    call.cancel()
-                    return update.job
-            return update.job
+        shown = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                call = self.api.WatchJob(pb.WatchJobRequest(job_id=job_id))
+                async for update in call:
+                    shown = update.job
+                    if until(shown):
+                        call.cancel()
+                        break
+        except TimeoutError:
+            raise AssertionError(f"waited {timeout_s:g} s for the job: {shown}") from None
+        return shown
 
     async def export(self, job_id):
         parts = [p.data async for p in self.api.ExportModel(pb.ExportModelRequest(job_id=job_id))]
