@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONSAFEPATH := 1
 
-.PHONY: help venv dev data demo test lint types contracts proto proto-check unit bench clean
+.PHONY: help venv dev data demo test lint types contracts proto unit bench clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,12 @@ unit: dev ## Run the tests only.
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 $(PYTEST_ARGS)
 
 test: lint types contracts unit ## Run everything that CI runs.
+
+bench: dev data ## Run the benchmarks behind README's table (about ten minutes).
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/credit.py --seeds 3 --data $(DATA_WHEEL)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rounds.py --sites 5 --rounds 60 --peer
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/encode.py
 
 clean: ## Remove what the targets made.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist tidegate-demo
