@@ -30,7 +30,7 @@ class PackedVector(Protocol):
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes from an offset on."""
-        raise NotImplementedError
+        ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)

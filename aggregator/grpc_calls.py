@@ -14,7 +14,7 @@ class AbortableContext(Protocol):
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return what TLS knows of the peer."""
-        raise NotImplementedError
+        ...
 
     async def abort(
         self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, str], ...]

@@ -90,11 +90,11 @@ class RoundHost(Protocol):
     @property
     def elapsed_s(self) -> float:
         """Seconds that the job has run, over all restarts."""
-        raise NotImplementedError
+        ...
 
     def send_frame(self, site: Fingerprint, frame: bytes) -> bool:
         """Send a serialised message; False where the site has no session."""
-        raise NotImplementedError
+        ...
 
     def say(self, line: str) -> None:
         """Add a line to the job's log."""

@@ -39,7 +39,7 @@ class SecureRounds(Protocol):
 
     def wait_for_nodes(self) -> list[int]:
         """Return the node ids of the connected sites, once there are enough for a cohort."""
-        raise NotImplementedError
+        ...
 
     def run_round(self, node_ids: list[int]) -> RoundReply | None:
         """Run one round with these sites invited; None where the round was given up."""
