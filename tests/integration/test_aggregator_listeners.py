@@ -144,6 +144,16 @@ def test_enrolment_refuses_bad_tokens_over_the_wire(tmp_path):
     run(scenario())
 
 
+async def stays_out(live, site, ends):
+    """Dial until the refusal itself arrives; no dial may end in anything else meanwhile."""
+    for _ in range(20):
+        end = await live.connect(site)
+        assert end in ends
+        if end is Status.PERMISSION_DENIED:
+            return
+    raise AssertionError("a revoked site was never told that it is refused")
+
+
 def test_revocation_ends_the_live_session_at_once_and_for_good(tmp_path):
     async def scenario():
         async with federation(tmp_path) as live:
@@ -158,11 +168,13 @@ def test_revocation_ends_the_live_session_at_once_and_for_good(tmp_path):
             await live.watch(
                 job_id, lambda job: {s.site_id: s.state for s in job.sites}["bank-1"] in gone
             )
-            assert await live.connect(site) in ends
+            await stays_out(live, site, ends)
             answer = await live.api.ListSites(pb.ListSitesRequest())
             assert [s.state for s in answer.sites] == ["revoked"] + ["connected"] * 4
+            status = await live.api.GetStatus(pb.GetStatusRequest())
+            assert status.sites_connected == 4
             await live.restart()
-            assert await live.connect(site) in ends
+            await stays_out(live, site, ends)
 
     run(scenario())
 
