@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
-from edge_node.jail_root import existing_nodes
+from tidegate.confine.jail_root import existing_nodes
 
 if TYPE_CHECKING:  # the supervisor asks for device files before torch may be loaded
     import torch

@@ -19,7 +19,6 @@ from edge_node.data import Dataset, load_dataset
 from edge_node.local_round import LocalRound
 from edge_node.log import info, warning
 from edge_node.policy import JobFacts, Policy, judge
-from edge_node.sandbox import SandboxMode, SandboxReport
 from edge_node.store_schema import StoredJob
 from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
 from privacy.accounting.chain import TIER_ENFORCED, TIER_NONE
@@ -28,6 +27,7 @@ from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import CohortRules, check_encoding, step_event
 from privacy.spec import VectorSpec
 from tidegate import appbundle
+from tidegate.confine.sandbox import SandboxMode, SandboxReport
 from tidegate.job_terms import privacy_terms
 from tidegate.jobfile import JobFile
 from tidegate.manifest import Manifest

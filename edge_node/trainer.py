@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_node.sandbox import SandboxMode, SandboxReport
 from edge_node.shared_memory import SLOTS, SharedLayout
 from edge_node.trainer_child import TrainerChild, TrainerFailure
 from edge_node.trainer_frames import GRADIENTS, STEPS, Start, read_report
 from privacy.errors import UsageError
 from privacy.spec import TensorSpec, VectorSpec
+from tidegate.confine.sandbox import SandboxMode, SandboxReport
 
 __all__ = [
     "Trainer",

@@ -1,7 +1,7 @@
 """Start, hear and end a trainer process (daemon side).
 
 The process ends when the daemon lets go of it, for whatever reason: its supervisor (see
-``edge_node.sandbox``) watches a pipe that only the daemon holds open.
+``tidegate.confine.sandbox``) watches a pipe that only the daemon holds open.
 """
 
 import asyncio

@@ -13,8 +13,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edge_node.sandbox import SandboxReport
 from privacy.errors import PeerError, Reason
+from tidegate.confine.sandbox import SandboxReport
 
 MAX_FRAME_BYTES = 1 << 16
 MAX_DETAIL = 4000
@@ -41,6 +41,7 @@ class Start:
         memory_mib: Memory limit.
         hidden: The site's folders.
         required: Whether a missing protection ends the process before the app is loaded.
+        readable: Folders and files that the site's configuration shows to the app.
     """
 
     app_folder: str
@@ -57,6 +58,7 @@ class Start:
     memory_mib: int
     hidden: tuple[str, ...]
     required: bool
+    readable: tuple[str, ...] = ()
 
 
 def encode(frame: dict[str, Any]) -> bytes:
@@ -82,6 +84,7 @@ def decode_start(raw: bytes) -> Start:
     fields: dict[str, Any] = json.loads(raw)
     fields["columns"] = tuple(fields["columns"])
     fields["hidden"] = tuple(fields["hidden"])
+    fields["readable"] = tuple(fields["readable"])
     return Start(**fields)
 
 

@@ -15,12 +15,12 @@ from edge_node.device import pick_device
 from edge_node.flower_messages import new_context, new_message
 from edge_node.local_steps import LocalSteps
 from edge_node.record_gradients import RecordGradients, load_libraries
-from edge_node.sandbox import Sandbox
 from edge_node.shared_memory import SharedLayout
 from edge_node.task import Task, TaskError, load_task, spec_of
 from edge_node.task_app import build_gradients_app, build_steps_app
 from edge_node.trainer_frames import Start, failure_frame, report_frame
 from privacy.spec import VectorSpec
+from tidegate.confine.sandbox import Sandbox
 
 
 def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sandbox) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from edge_node import trainer_frames
 from edge_node.device import device_nodes
-from edge_node.sandbox import Sandbox, SandboxPlan, enter
 from edge_node.trainer_frames import Start
+from tidegate.confine.sandbox import Sandbox, SandboxPlan, enter
 
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "Unable to allocate", "MemoryError")
 
@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
         memory_mib=start.memory_mib,
         hidden=start.hidden,
         accelerator_nodes=device_nodes(start.device),
+        readable=(str(Path(__file__).parent), *start.readable),
     )
     sandbox = enter(plan, lifeline_fd, (connection_fd, memory_fd))
     try:

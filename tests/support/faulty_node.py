@@ -15,7 +15,7 @@ from edge_node import offers
 from edge_node.cli import app
 from edge_node.daemon import EdgeNode
 from edge_node.participant import Participant
-from edge_node.sandbox import SandboxReport
+from tidegate.confine.sandbox import SandboxReport
 
 LATE_S = 0.05
 

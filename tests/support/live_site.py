@@ -13,10 +13,10 @@ from edge_node.config import load_config
 from edge_node.daemon import EdgeNode
 from edge_node.lock import FolderLock
 from edge_node.policy_file import load_policy
-from edge_node.sandbox import SandboxReport
 from edge_node.trainer import TrainerFailure
 from tests.support.live_aggregator import app_bundle
 from tidegate import appbundle, tokens
+from tidegate.confine.sandbox import SandboxReport
 from tidegate.keys import fingerprint, load_key, spki_der
 from tidegate.tokens import EnrolmentToken
 from tidegate.v1 import operator_pb2 as pb

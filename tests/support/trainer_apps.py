@@ -3,9 +3,9 @@
 import textwrap
 from pathlib import Path
 
-from edge_node.sandbox import SandboxMode
 from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
 from privacy.spec import TensorSpec, VectorSpec
+from tidegate.confine.sandbox import SandboxMode
 
 COLUMNS = ("x0", "x1", "x2", "y")
 LINEAR_SPEC = VectorSpec((TensorSpec("weight", (1, 3)), TensorSpec("bias", (1,))))

@@ -5,10 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from edge_node.sandbox import SandboxReport
 from edge_node.shared_memory import SharedLayout
 from edge_node.trainer_frames import MAX_FRAME_BYTES, decode, encode, read_report, report_frame
 from privacy.errors import PeerError, Reason
+from tidegate.confine.sandbox import SandboxReport
 
 LAYOUT = SharedLayout(model_length=7, physical_batch=3, n_columns=2, metrics_length=5)
 

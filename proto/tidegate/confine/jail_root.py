@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from edge_node.linux_calls import (
+from tidegate.confine.linux_calls import (
     MountAttribute,
     MountFlag,
     enter_root,

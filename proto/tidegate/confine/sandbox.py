@@ -25,11 +25,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
+import privacy
 import tidegate
-from edge_node import jail_root, linux_calls
-from edge_node.landlock import restrict_files
-from edge_node.linux_calls import Namespace
-from edge_node.syscall_filter import filter_program
+from tidegate.confine import jail_root, linux_calls
+from tidegate.confine.landlock import restrict_files
+from tidegate.confine.linux_calls import Namespace
+from tidegate.confine.syscall_filter import filter_program
 
 _INNER_ID = 1000  # any but 0: files and scripts of the app then see a plain user
 _NO_NAMESPACE = Namespace(0)
@@ -80,12 +81,16 @@ class SandboxPlan:
         hidden: The site's own folders.
         memory_mib: What it may allocate.
         accelerator_nodes: Device files it needs; none for the CPU.
+        readable: Folders and files beyond the app that it may read: the package that runs in it,
+            and what the site's own configuration shows to an app (data of an unchanged Flower
+            app, base models). Each must exist.
     """
 
     app_folder: str
     memory_mib: int
     hidden: tuple[str, ...] = ()
     accelerator_nodes: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
 
 
 @dataclass
@@ -212,14 +217,15 @@ def _take_namespaces_as_root(own: Namespace, progress: _Progress) -> None:
 
 def _take_root(plan: SandboxPlan, progress: _Progress) -> None:
     try:
-        jail_root.enter_jail(_code_places(), plan.app_folder, plan.hidden, plan.accelerator_nodes)
+        shown = _code_places(plan)
+        jail_root.enter_jail(shown, plan.app_folder, plan.hidden, plan.accelerator_nodes)
         progress.jailed = progress.filesystem = True
     except OSError as error:
         progress.notes.append(f"no root of its own: {error.strerror}")
 
 
 def _restrict_files(plan: SandboxPlan, progress: _Progress) -> None:
-    shown = [*jail_root.SYSTEM_FOLDERS, *_code_places(), plan.app_folder]
+    shown = [*jail_root.SYSTEM_FOLDERS, *_code_places(plan), plan.app_folder]
     shown += jail_root.ACCELERATOR_PLACES if plan.accelerator_nodes else jail_root.CPU_FACTS
     facts = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo")
     try:
@@ -241,10 +247,9 @@ def _is_inside(path: Path, folders: list[str]) -> bool:
     return any(path.resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
-def _code_places() -> list[str]:
+def _code_places(plan: SandboxPlan) -> list[str]:
     """Name what a Python process needs: Tidegate's packages lie outside in a source tree."""
-    here = Path(__file__).parent
-    packages = [str(here), str(here.parent / "privacy"), tidegate.__path__[0]]
+    packages = [privacy.__path__[0], tidegate.__path__[0], *plan.readable]
     return [sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve()), *packages]
 
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from edge_node.syscall_filter import filter_program
+from tidegate.confine.syscall_filter import filter_program
 
 ALLOW = 0x7FFF0000
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

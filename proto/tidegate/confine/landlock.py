@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from edge_node.linux_calls import system_call
+from tidegate.confine.linux_calls import system_call
 
 _CREATE_RULESET = 444
 _ADD_RULE = 445

@@ -152,7 +152,7 @@ def install_filter(program: bytes) -> None:
     """Put a system call filter on every thread of this process.
 
     Args:
-        program: Instructions of eight bytes each (see ``edge_node.syscall_filter``).
+        program: Instructions of eight bytes each (see ``tidegate.confine.syscall_filter``).
     """
     _, _, seccomp = _numbers()
     buffer = ctypes.create_string_buffer(program, len(program))

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from edge_node import trainer_child
-from edge_node.sandbox import SandboxMode, SandboxReport
 from edge_node.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
 from tests.support.trainer_apps import LINEAR, make_trainer, write_app
+from tidegate.confine.sandbox import SandboxMode, SandboxReport
 
 ALL = SandboxReport(network=True, filesystem=True, process=True, memory=True, syscalls=True)
 
@@ -156,12 +156,12 @@ def test_a_hostile_app_gets_hold_of_nothing(tmp_path, site, monkeypatch):
 
 WITHOUT_NAMESPACES = """
 import os, sys
-import edge_node.linux_calls, edge_node.sandbox
+import tidegate.confine.linux_calls, tidegate.confine.sandbox
 def refuse(*arguments):
     raise PermissionError(1, "Operation not permitted")
-edge_node.linux_calls.unshare = refuse
+tidegate.confine.linux_calls.unshare = refuse
 if sys.argv.pop(1) == "no-landlock":
-    edge_node.sandbox.restrict_files = refuse
+    tidegate.confine.sandbox.restrict_files = refuse
 from edge_node.trainer_process import main
 os._exit(main(sys.argv[1:]))
 """
