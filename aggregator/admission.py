@@ -17,7 +17,7 @@ from privacy.ring import packed_length
 from privacy.secagg.encoding import hash_of
 from privacy.spec import VectorSpec
 from tidegate import appbundle
-from tidegate.job_terms import privacy_terms
+from tidegate.job_terms import privacy_terms, update_spec
 from tidegate.jobfile import JobFile
 from tidegate.manifest import Manifest
 from tidegate.requests import SubmitHeader
@@ -47,8 +47,9 @@ def admit(
     """
     file = JobFile.parse_received(header.job_toml)
     spec = VectorSpec.from_bytes(header.vector_spec)
-    if file.task.file not in appbundle.read(app):
-        raise PeerError(Reason.MALFORMED, f"the app holds no {file.task.file} ([task] file)")
+    task = file.task
+    if task is not None and task.file not in appbundle.read(app):
+        raise PeerError(Reason.MALFORMED, f"the app holds no {task.file} ([task] file)")
     if len(model) != _FLOAT32_BYTES * spec.length:
         raise PeerError(
             Reason.WRONG_SHAPE,
@@ -59,9 +60,10 @@ def admit(
     rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
     terms = privacy_terms(file)
     try:
-        plan = derive_encoding(terms, spec, rules, hash_of("job-map", job_id))
+        summed = update_spec(file, spec)
+        plan = derive_encoding(terms, summed, rules, hash_of("job-map", job_id))
         # Every site would refuse it for this: the operator hears so at once.
-        check_encoding(plan, terms, spec, rules)
+        check_encoding(plan, terms, summed, rules)
     except ArithmeticError as error:  # numbers may each be in range and their product not
         raise PeerError(Reason.MALFORMED, "the job's numbers are out of all proportion") from error
     _check_sizes(plan, manifest, limits)

@@ -34,7 +34,7 @@ def export_model(
         "rounds": str(checkpoint.model.version),
         "version": str(checkpoint.model.version),
         "mode": str(privacy.mode),
-        "unit": privacy.unit if isinstance(privacy, RecordPrivacy) else "none",
+        "unit": privacy.unit.kind,
         "epsilon": f"{spent:.6g}" if private else "inf",
         "delta_dp": (f"{privacy.delta_dp:.6g}" if isinstance(privacy, RecordPrivacy) else "0"),
         "noise_multiplier": (

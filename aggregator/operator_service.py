@@ -18,7 +18,7 @@ from aggregator.log import LOGGER
 from aggregator.registry import EnrolledSite
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import convert, pki
-from tidegate.jobfile import RecordPrivacy
+from tidegate.jobfile import NoPrivacy
 from tidegate.requests import JobStatus, SiteProgress, SiteRecord, SubmitHeader, TokenGrant
 from tidegate.v1 import operator_pb2 as pb
 
@@ -229,7 +229,6 @@ class OperatorService:
     def _job(self, job: Job) -> pb.Job:
         progress, elapsed_s = self._coordinator.progress(job)
         privacy = job.file.privacy
-        private = isinstance(privacy, RecordPrivacy)
         status = JobStatus(
             job_id=job.job_id,
             name=job.file.name,
@@ -245,8 +244,8 @@ class OperatorService:
             ),
             elapsed_s=elapsed_s,
             rounds_per_s=progress.rounds_per_s(),
-            delta_dp=privacy.delta_dp if isinstance(privacy, RecordPrivacy) else 0.0,
-            unit="record" if private else "none",
+            delta_dp=0.0 if isinstance(privacy, NoPrivacy) else privacy.delta_dp,
+            unit=privacy.unit.kind,
             mode=privacy.mode,
             log=tuple(progress.log),
         )

@@ -7,16 +7,16 @@ steps that an undisturbed one takes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ConfigRecord
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from aggregator import flower_messages
+from aggregator.secure_grid import SecureGrid
+from aggregator.secure_rounds import GlobalModel, SecureRounds
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import VectorSpec
 from tidegate.flower_bridge import assume_task_identity
@@ -25,19 +25,6 @@ Vector = NDArray[np.float32]
 
 _STATE_FIELDS = {"FedAvg": (), "FedAdam": ("m_t", "v_t")}
 """By strategy: its attributes that carry over from round to round, dicts of arrays by tensor."""
-
-
-@dataclass(frozen=True)
-class GlobalModel:
-    """A model version before it has a name.
-
-    Attributes:
-        values_D: Flat parameters in the order of the spec, float32, finite.
-        metrics: What the strategy aggregated of the metrics.
-    """
-
-    values_D: Vector = field(repr=False)
-    metrics: Mapping[str, float]
 
 
 class Optimiser:
@@ -79,30 +66,31 @@ class Optimiser:
             raise UsageError(f"[strategy.options] does not fit {name}: {error}") from error
         assume_task_identity()
 
-    def step(self, server_round: int, global_D: Vector, grid: Grid) -> GlobalModel | None:
-        """Run one round: configure, exchange over the grid, aggregate.
+    def step(self, round_number: int, global_D: Vector, rounds: SecureRounds) -> GlobalModel | None:
+        """Run one round: configure, exchange over a secure grid, aggregate.
 
         Blocks until the round is over; runs in the job's own thread.
 
         Args:
-            server_round: From 1; FedAdam's bias correction depends on it.
+            round_number: From 1; FedAdam's bias correction depends on it.
             global_D: The current model version, shape (D,).
-            grid: Carries the round out.
+            rounds: Carries the round out.
 
         Returns:
-            The next model, or None where the grid gave the round up.
+            The next model, or None where the round was given up.
 
         Raises:
             PeerError: NOT_FINITE, the step left the finite numbers: no such model is published.
         """
+        grid = SecureGrid(rounds, self._spec, global_D)
         arrays = flower_messages.to_record(self._spec.unflatten(global_D))
         if isinstance(self._strategy, FedAvgM):
             self._strategy.current_arrays = arrays  # what was published, not what was rounded
-        instructions = self._strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        instructions = self._strategy.configure_train(round_number, arrays, ConfigRecord(), grid)
         replies = list(grid.send_and_receive(instructions))
         if not replies:
             return None
-        stepped, metrics = self._strategy.aggregate_train(server_round, replies)
+        stepped, metrics = self._strategy.aggregate_train(round_number, replies)
         if stepped is None:
             return None
         named = {
@@ -113,7 +101,7 @@ class Optimiser:
         if not np.isfinite(values_D).all():
             raise PeerError(
                 Reason.NOT_FINITE,
-                f"round {server_round}: the server optimiser left the finite numbers; lower the"
+                f"round {round_number}: the server optimiser left the finite numbers; lower the"
                 " learning rate in [strategy.options]",
             )
         return GlobalModel(values_D, _plain(metrics or {}))

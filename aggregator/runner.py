@@ -16,8 +16,8 @@ from aggregator.heap import trim_heap
 from aggregator.job_run import JobRun
 from aggregator.jobs import Checkpoint, CommittedRound, JobStore
 from aggregator.live_round import RoundOutcome
-from aggregator.optimiser import Optimiser
-from aggregator.secure_grid import RoundReply, SecureGrid
+from aggregator.secure_rounds import SecureMean
+from aggregator.server_step import make_step
 from aggregator.unmask import unmask
 from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
@@ -58,11 +58,9 @@ class JobRunner:
         file = self._job.file
         checkpoint = jobs.load_checkpoint(self._job.job_id)
         self._model = checkpoint.model
-        self._optimiser = Optimiser(
-            file.strategy.name, file.strategy.options, self._job.spec, run.rule.min_sites
-        )
+        self._step = make_step(file, self._job.spec, run.rule.min_sites)
         if checkpoint.strategy:
-            self._optimiser.restore(checkpoint.strategy)
+            self._step.restore(checkpoint.strategy)
         self._averager = MetricAverager(file.metrics)
         for sums in jobs.recent_metric_sums(self._job.job_id, _AVERAGED_ROUNDS):
             if file.metrics_length:
@@ -81,10 +79,9 @@ class JobRunner:
         Raises:
             PeerError: The job failed or was stopped, with the reason.
         """
-        grid = SecureGrid(self)
         while self._model.version < self._job.file.rounds:
             round_number = self._model.version + 1
-            stepped = self._optimiser.step(round_number, self._model.vector(), grid)
+            stepped = self._step.step(round_number, self._model.vector(), self)
             if stepped is None or self._outcome is None:
                 raise PeerError(Reason.INTERNAL, f"round {round_number} gave no model")
             self._commit(next_version(self._model, stepped.values_D), self._outcome)
@@ -101,7 +98,7 @@ class JobRunner:
             self._offered = {self._node_ids[site] for site in waiting.result()}
         return sorted(self._offered)
 
-    def run_round(self, node_ids: list[int]) -> RoundReply:
+    def run_round(self, node_ids: list[int]) -> SecureMean:
         """Run one round and decode its sum."""
         model = self._model
         left_out = self._offered - set(node_ids)
@@ -113,7 +110,7 @@ class JobRunner:
         outcome = self._outcome = running.result()
         return self._decode(model, outcome)
 
-    def _decode(self, model: ModelVersion, outcome: RoundOutcome) -> RoundReply:
+    def _decode(self, model: ModelVersion, outcome: RoundOutcome) -> SecureMean:
         attempt = outcome.attempt
         for folding in attempt.folding:
             folding.result()
@@ -123,7 +120,7 @@ class JobRunner:
         opened = unmask(attempt.fold.finish(), attempt.terms)
         if opened.updates != len(outcome.survivors):
             raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
-        file, spec = self._job.file, self._job.spec
+        file = self._job.file
         privacy = file.privacy
         divisor = float(
             privacy.expected_batch_size if isinstance(privacy, RecordPrivacy) else opened.updates
@@ -140,14 +137,13 @@ class JobRunner:
             self._metric_sums = tuple(counts_M.tolist())
             self._averager.add(counts_M)
             metrics = self._averager.values(divisor)
-        values_D = (model.vector() + mean.gradient_D).astype(np.float32)
-        return RoundReply(spec.unflatten(values_D), metrics)
+        return SecureMean(mean.gradient_D, metrics)
 
     def _commit(self, model: ModelVersion, outcome: RoundOutcome) -> None:
         done = CommittedRound(
             round=model.version,
             attempt=outcome.attempt.number,
-            checkpoint=Checkpoint(model, self._optimiser.state()),
+            checkpoint=Checkpoint(model, self._step.state()),
             transcript_hash=outcome.transcript_hash,
             survivors=outcome.survivors,
             metric_sums=self._metric_sums,

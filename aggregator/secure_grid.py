@@ -7,9 +7,8 @@ nothing but the weighted mean run unchanged on sums that nobody can take apart. 
 compare single replies (medians, Krum) would be silently wrong: ``optimiser`` refuses them.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from collections.abc import Iterable
+from typing import NoReturn
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -17,40 +16,28 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from aggregator import flower_messages
+from aggregator.secure_rounds import SecureRounds
 from privacy.errors import UsageError
+from privacy.spec import VectorSpec
 from tidegate.flower_bridge import Run
 
-
-@dataclass(frozen=True)
-class RoundReply:
-    """What a round's secure sum gives to the strategy.
-
-    Attributes:
-        arrays: Global model plus decoded mean, by tensor name.
-        metrics: Read from the noised metric sums; may be empty.
-    """
-
-    arrays: Mapping[str, NDArray[np.floating]] = field(repr=False)
-    metrics: Mapping[str, float]
-
-
-class SecureRounds(Protocol):
-    """What carries a round out; both calls block the strategy's thread."""
-
-    def wait_for_nodes(self) -> list[int]:
-        """Return the node ids of the connected sites, once there are enough for a cohort."""
-        ...
-
-    def run_round(self, node_ids: list[int]) -> RoundReply | None:
-        """Run one round with these sites invited; None where the round was given up."""
+Vector = NDArray[np.float32]
 
 
 class SecureGrid(Grid):
     """A grid whose ``send_and_receive`` is one round of secure aggregation."""
 
-    def __init__(self, rounds: SecureRounds) -> None:
-        """Take what carries the rounds out."""
+    def __init__(self, rounds: SecureRounds, spec: VectorSpec, global_D: Vector) -> None:
+        """Take what carries the rounds out, and the model version that they start from.
+
+        Args:
+            rounds: Runs a round and gives its mean.
+            spec: Order and shapes of the flat vector.
+            global_D: The current model version, shape (D,).
+        """
         self._rounds = rounds
+        self._spec = spec
+        self._global_D = global_D
         self._run: Run | None = None
 
     def set_run(self, run: Run) -> None:
@@ -104,7 +91,9 @@ class SecureGrid(Grid):
         instructions = list(messages)
         if not instructions:
             return []
-        reply = self._rounds.run_round([message.metadata.dst_node_id for message in instructions])
-        if reply is None:
+        mean = self._rounds.run_round([message.metadata.dst_node_id for message in instructions])
+        if mean is None:
             return []
-        return [flower_messages.mean_reply(instructions[0], reply.arrays, reply.metrics)]
+        mean_D = (self._global_D + mean.values_U).astype(np.float32)
+        arrays = self._spec.unflatten(mean_D)
+        return [flower_messages.mean_reply(instructions[0], arrays, mean.metrics)]

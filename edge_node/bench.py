@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from edge_node.local_round import LocalRound
+from edge_node.rounds.contract import LocalRound
 from edge_node.upload import MaskedBytes
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate

@@ -159,7 +159,7 @@ class EdgeNode:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-                await asyncio.gather(*(job.trainer.stop() for job in self._bench.jobs.values()))
+                await asyncio.gather(*(job.stop() for job in self._bench.jobs.values()))
         await self._link.channel.close(None)
         self._desk.clear()
 
@@ -324,7 +324,7 @@ class EdgeNode:
     async def _warm_up(self, job_id: str) -> None:
         """Start a trainer before it is asked for; what fails here fails again when it is."""
         try:
-            await self._bench.jobs[job_id].trainer.start()
+            await self._bench.jobs[job_id].start()
         except (TrainerFailure, UsageError) as error:
             log.warning("trainer does not start", job=job_id, why=error)
 
@@ -364,7 +364,7 @@ class EdgeNode:
             training.cancel()
         local = self._bench.forget_job(command.job_id)
         if local is not None:
-            self._spawn(self._stop_trainer(command.job_id, local.trainer.stop()))
+            self._spawn(self._stop_trainer(command.job_id, local.stop()))
 
     async def _stop_trainer(self, job_id: str, stopping: Coroutine[Any, Any, None]) -> None:
         await stopping

@@ -16,19 +16,19 @@ from edge_node.budget import Ledgers
 from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset, load_dataset
-from edge_node.local_round import LocalRound
 from edge_node.log import info, warning
 from edge_node.policy import JobFacts, Policy, judge
+from edge_node.rounds.choice import make_round
+from edge_node.rounds.contract import JobAtSite, LocalRound
 from edge_node.store_schema import StoredJob
-from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
 from privacy.accounting.chain import TIER_ENFORCED, TIER_NONE
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import CohortRules, check_encoding, step_event
 from privacy.spec import VectorSpec
 from tidegate import appbundle
-from tidegate.confine.sandbox import SandboxMode, SandboxReport
-from tidegate.job_terms import privacy_terms
+from tidegate.confine.sandbox import SandboxReport
+from tidegate.job_terms import privacy_terms, update_spec
 from tidegate.jobfile import JobFile
 from tidegate.manifest import Manifest
 
@@ -84,23 +84,25 @@ class OfferDesk:
         self._ledgers.ensure(self._policy, dataset.dataset_id, whole)
         self._ledgers.look_ahead(dataset.dataset_id, event)
         folder = await self._unpack(offer, fetch)
-        trainer = self._trainer(reading, dataset, folder)
-        if not again:
-            await self._start(trainer, offer, reading)
         private = reading.plan.mode is not Mode.NONE
         tier = TIER_ENFORCED if private else TIER_NONE
-        local = LocalRound(
-            reading.job_file, reading.plan, reading.spec, event, tier, dataset, trainer
+        job = JobAtSite(
+            offer.job_id, reading.job_file, reading.plan, reading.spec, event, tier, dataset
         )
+        local = make_round(job, self._config, folder)
+        if not again:
+            await self._start(local, offer, reading)
         timeout_s = max(_STEP_TIMEOUT_S, 2 * reading.job_file.round.deadline_s)
         return AcceptedJob(offer.job_id, reading.plan, timeout_s), local
 
-    async def _start(self, trainer: Trainer, offer: StoredJob, reading: _Reading) -> None:
+    async def _start(self, local: LocalRound, offer: StoredJob, reading: _Reading) -> None:
         try:
-            report = await trainer.start()
+            report = await local.start()
+            if report is None:  # nothing of the job's own code runs
+                return
             self._judge(offer, reading, sandboxed=not report.missing)
         except BaseException:
-            await trainer.stop()
+            await local.stop()
             raise
         _log_protections(report)
 
@@ -152,33 +154,6 @@ class OfferDesk:
         appbundle.unpack(bundle, folder)
         return folder
 
-    def _trainer(self, reading: _Reading, dataset: Dataset, folder: Path) -> Trainer:
-        job_file, settings = reading.job_file, self._config.trainer
-        batch = job_file.task.physical_batch
-        if job_file.local is not None:
-            batch = max(batch, job_file.local.batch_size)
-        job = TrainerJob(
-            app_folder=folder,
-            task_file=job_file.task.file,
-            columns=dataset.columns,
-            spec=reading.spec,
-            metrics_length=reading.plan.metrics_length,
-            physical_batch=batch,
-            per_record=reading.plan.mode is Mode.RECORD_DISTRIBUTED,
-            seed=job_file.task.seed,
-        )
-        limits = TrainerLimits(
-            start_timeout_s=settings.start_time_limit_s,
-            request_timeout_s=settings.time_limit_s,
-            memory_mib=settings.memory_mib,
-            threads=settings.threads,
-            device=settings.device,
-        )
-        confinement = TrainerConfinement(
-            mode=SandboxMode(settings.sandbox), hidden=(self._config.folder,)
-        )
-        return Trainer(job, limits, confinement)
-
 
 def _read(offer: StoredJob, manifest: Manifest) -> _Reading:
     """Read an offer, every byte of which the aggregator chose.
@@ -199,7 +174,7 @@ def _derive(offer: StoredJob, manifest: Manifest) -> _Reading:
     spec = VectorSpec.from_bytes(offer.vector_spec)
     rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
     plan = EncodingPlan.from_bytes(offer.encoding)
-    epsilon = check_encoding(plan, privacy_terms(job_file), spec, rules)
+    epsilon = check_encoding(plan, privacy_terms(job_file), update_spec(job_file, spec), rules)
     if plan.length > manifest.limits.max_vector_length:
         raise PeerError(Reason.TOO_LARGE, "the vector is longer than the manifest allows")
     return _Reading(job_file, spec, plan, epsilon, rules)

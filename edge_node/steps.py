@@ -92,14 +92,14 @@ class StepWriter:
         return update
 
     def _charge(self, command: CommitStep) -> PreparedCharge:
-        local = self._bench.jobs[command.job_id]
+        job = self._bench.jobs[command.job_id].job
         occasion = Occasion(
             job_id=command.job_id,
             round_number=command.round,
             attempt=command.attempt,
             context_digest=command.ctx.hex(),
-            tier=local.tier,
+            tier=job.tier,
         )
         return self._ledgers.prepare(
-            local.dataset.dataset_id, local.event, occasion, round(time.time(), 3)
+            job.dataset.dataset_id, job.event, occasion, round(time.time(), 3)
         )

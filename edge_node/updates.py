@@ -12,6 +12,7 @@ from edge_node.budget import Ledgers
 from edge_node.commands import Train, Trained, TrainFailed, UploadFailed, UploadUpdate
 from edge_node.download import fetch
 from edge_node.link import Link
+from edge_node.rounds.contract import RoundRequest, read_model
 from edge_node.trainer import TrainerFailure
 from edge_node.upload import mask_update, send_update
 from privacy.errors import PeerError, Reason, UsageError
@@ -31,11 +32,11 @@ class UpdateDesk:
         """Fetch the model version and make an update from it, if the budget still allows one."""
         job_id, version = command.job_id, command.version
         local = self._bench.jobs[job_id]
-        dataset_id = local.dataset.dataset_id
+        dataset_id = local.job.dataset.dataset_id
         try:
-            self._ledgers.look_ahead(dataset_id, local.event)
-            model_D = local.read_model(await self._model(command))
-            update = await local.make_update(version, model_D)
+            self._ledgers.look_ahead(dataset_id, local.job.event)
+            model_D = read_model(await self._model(command), local.job.spec)
+            update = await local.make_update(RoundRequest(version + 1, version, model_D))
         except TrainerFailure as error:
             log.warning("training failed", job=job_id, version=version, detail=error.detail)
             return self._failed(command, dataset_id, error)
@@ -59,7 +60,7 @@ class UpdateDesk:
                 masked = await mask_update(update, command.terms, command.ring_bits)
                 self._bench.masked[ctx] = masked
             local = self._bench.jobs.get(command.job_id)
-            spent = 0.0 if local is None else self._spent(local.dataset.dataset_id)
+            spent = 0.0 if local is None else self._spent(local.job.dataset.dataset_id)
             header = UploadHeader(ctx, len(masked.data), masked.sha256, spent)
             await send_update(self._link, header, masked, resume=resume)
         except PeerError as error:

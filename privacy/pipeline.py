@@ -48,12 +48,14 @@ class Mode(StrEnum):
     """Whose contribution the noise hides (privacy.md, "Modes"), by the names in job files."""
 
     RECORD_DISTRIBUTED = "record-distributed"
+    RECORD_LOCAL = "record-local"
     SITE = "site"
     NONE = "none"
 
 
 _ROUNDINGS = {
     Mode.RECORD_DISTRIBUTED: (Rounding.RECORD, Rounding.SUM),
+    Mode.RECORD_LOCAL: (Rounding.PLAIN,),
     Mode.SITE: (Rounding.CONDITIONAL,),
     Mode.NONE: (Rounding.PLAIN,),
 }

@@ -185,7 +185,7 @@ def _measure(
         "auc_local": list(comparison.alone),
         "epsilon": [site.epsilon for site in job.sites],
         "delta_dp": privacy.delta_dp,
-        "unit": privacy.unit,
+        "unit": privacy.unit.kind,
         "sites": [site.site_id for site in job.sites],
         "records": [len(table[task.TARGET]) for table in shards.values()],
         "bytes_up": sum(site.bytes_up for site in job.sites),

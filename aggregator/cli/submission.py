@@ -59,7 +59,10 @@ def prepare(folder: Path, overrides: bytes | None = None) -> Submission:
     job_toml = file.read_bytes() if overrides is None else overrides
     job = JobFile.parse(job_toml)
     app = appbundle.pack(folder)
-    spec, model = _initial_model(folder, job.task.file, job.task.seed)
+    task = job.task
+    if task is None:
+        raise UsageError(f"{file}: this version submits jobs with a [task] only")
+    spec, model = _initial_model(folder, task.file, task.seed)
     return Submission(job, job_toml, spec, app, model)
 
 

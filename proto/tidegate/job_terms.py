@@ -5,10 +5,25 @@ One function for aggregator and sites: were there two, a job could mean two nois
 
 from dataclasses import replace
 
+from privacy.errors import UsageError
 from privacy.pipeline import Mode
 from privacy.planning import PrivacyTerms
 from privacy.quantise import Rounding
-from tidegate.jobfile import JobFile, NoPrivacy
+from privacy.spec import VectorSpec
+from tidegate.jobfile import FlowerApp, JobFile, RecordPrivacy, Task
+
+
+def update_spec(job: JobFile, model: VectorSpec) -> VectorSpec:
+    """Describe the vector that sites sum: the model's own for training, else what is counted.
+
+    Args:
+        job: A valid job file.
+        model: The spec of the model version that is broadcast.
+    """
+    if isinstance(job.work, Task | FlowerApp):
+        return model
+    kind = type(job.work).__name__
+    raise UsageError(f"this version cannot run {kind} yet")
 
 
 def privacy_terms(job: JobFile) -> PrivacyTerms:
@@ -31,15 +46,15 @@ def privacy_terms(job: JobFile) -> PrivacyTerms:
         keep=job.compression.keep,
         signal_range=job.compression.range,
     )
-    if isinstance(privacy, NoPrivacy):
-        return plain
-    return replace(
-        plain,
-        epsilon=privacy.epsilon,
-        delta_dp=privacy.delta_dp,
-        sampling_rate=privacy.sampling_rate,
-        expected_batch_size=float(privacy.expected_batch_size),
-        max_records=privacy.max_records,
-        rounding=privacy.rounding,
-        noise_multiplier=privacy.noise_multiplier,
-    )
+    if isinstance(privacy, RecordPrivacy):
+        return replace(
+            plain,
+            epsilon=privacy.epsilon,
+            delta_dp=privacy.delta_dp,
+            sampling_rate=privacy.sampling_rate,
+            expected_batch_size=float(privacy.expected_batch_size),
+            max_records=privacy.max_records,
+            rounding=privacy.rounding,
+            noise_multiplier=privacy.noise_multiplier,
+        )
+    return plain

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from privacy.errors import UsageError
 
@@ -139,6 +140,22 @@ class Table:
         if not span.holds(value):
             raise self.bad(key, f"must be {span}")
         return value
+
+    def wholes(self, key: str, span: Span, most: int) -> list[int]:
+        """Return an array of whole numbers of the span; an absent one is empty."""
+        value: Any = self.fields.get(key, [])
+        kinds = isinstance(value, list) and all(type(entry) is int for entry in value)
+        if not kinds or len(value) > most or not all(span.holds(entry) for entry in value):
+            raise self.bad(key, f"must be an array of at most {most} whole numbers, each {span}")
+        return list(value)
+
+    def texts(self, key: str, pattern: re.Pattern[str], rule: str, most: int) -> list[str]:
+        """Return an array of strings that a pattern matches whole; an absent one is empty."""
+        value: Any = self.fields.get(key, [])
+        kinds = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+        if not kinds or len(value) > most or not all(pattern.fullmatch(entry) for entry in value):
+            raise self.bad(key, f"must be an array of at most {most} strings, each {rule}")
+        return list(value)
 
     def flag(self, key: str, default: object = _MISSING) -> bool:
         """Return true or false."""

@@ -112,7 +112,7 @@ def test_an_unknown_key_is_an_error_and_the_closest_named(tmp_path, text, word):
         BASE.replace("3.0", '"lots"'),
         BASE.replace(f"sha256:{APP}", APP),
         BASE.replace('["credit"]', '"credit"'),
-        BASE.replace("record-distributed", "site"),
+        BASE.replace("record-distributed", "records"),
         BASE + "min_honest = 1\n",
         BASE + "min_honest = 2\n",
         BASE + "[budgets.credit]\nepsilon = 0.0\ndelta_dp = 1e-5\n",

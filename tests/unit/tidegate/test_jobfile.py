@@ -115,7 +115,7 @@ def test_a_job_without_privacy_reads_whole():
         (RECORD, (b"[compression]", b"[compresion]"), "'compresion'.*'compression'"),
         (RECORD, (b"bins = 20", b"bin = 20"), r"\[\[metrics\]\] number 2 .*'bin'.*'bins'"),
         (RECORD, (b"beta_1", b"beta1"), r"\[options\].*'beta1'.*'beta_1'"),
-        (RECORD, (b'"FedAdam"', b'"FedAdamm"'), "one of FedAvg, FedAdam; did you mean 'FedAdam'"),
+        (RECORD, (b'"FedAdam"', b'"FedAdamm"'), "FedYogi; did you mean 'FedAdam'"),
         (RECORD, (b'"binned-auc"', b'"auc"'), "kind = 'auc'"),
         (NONE, (b"learning_rate", b"lr"), r"\[local\].*'lr'; known: steps"),
     ],
@@ -146,7 +146,7 @@ def test_a_typo_names_the_key_and_the_closest_valid_one(raw, typo, says):
         (b"metrics_norm = 0.1", b"metrics_norm = -0.1", "metrics_norm"),
         (b"expected_batch_size = 900", b"expected_batch_size = 9.5", "expected_batch_size"),
         (b"expected_batch_size = 900", b"expected_batch_size = 0", "expected_batch_size"),
-        (b'unit = "record"', b'unit = "user"', "unit"),
+        (b'unit = "record"', b'unit = "household"', "unit"),
         (b'unit = "record"', b'rounding = "plain"', "rounding"),
         (b'unit = "record"', b"noise_multiplier = 0", "noise_multiplier"),
         (b'unit = "record"', b"max_records = 0", "max_records"),
@@ -181,7 +181,7 @@ def test_values_out_of_range_are_refused_by_key(old, new, key):
 
 def test_local_steps_are_refused_in_record_mode():
     # Several local steps carry records past the accounting (privacy.md, D-REC step 2).
-    with pytest.raises(UsageError, match=r"\[local\].*mode = 'none'"):
+    with pytest.raises(UsageError, match=r"\[local\].*'none'"):
         JobFile.parse(RECORD + b"[local]\nsteps = 2\nbatch_size = 4\nlearning_rate = 0.1\n")
 
 

@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from edge_node import local_round
 from edge_node.data import Dataset
-from edge_node.local_round import LocalRound, rows_a_step
+from edge_node.rounds import record_sums
+from edge_node.rounds.contract import JobAtSite, RoundRequest
+from edge_node.rounds.record_sums import RecordSums, rows_a_step
 from privacy.accounting.events import NoDpEvent
 from privacy.decode import decode_sum
 from privacy.metrics import summarise
@@ -87,10 +88,11 @@ def site(monkeypatch):
     table[:, 1] = np.arange(N_RECORDS) % 2
     table[:, 2] = np.clip(0.3 * table[:, 1] + source.uniform(0, 0.7, N_RECORDS), 0, 1)
     dataset = Dataset("credit", "credit", ("loss", "label", "score"), table)
-    local = LocalRound(job, plan, SPEC, NoDpEvent(), "enforced", dataset, ScriptedTrainer())
+    at_site = JobAtSite("job-1", job, plan, SPEC, NoDpEvent(), "enforced", dataset)
+    local = RecordSums(at_site, ScriptedTrainer())
     shapes = []
-    monkeypatch.setattr(local_round, "RecordAccumulator", watched(shapes))
-    monkeypatch.setattr(local_round, "encoding_of", lambda plan, _: (plan, b""))
+    monkeypatch.setattr(record_sums, "RecordAccumulator", watched(shapes))
+    monkeypatch.setattr(record_sums, "encoding_of", lambda plan, _: (plan, b""))
     return local, shapes
 
 
@@ -105,10 +107,10 @@ def watched(shapes):
 
 def take(local, drawn, monkeypatch):
     indices = np.arange(drawn, dtype=np.int64)
-    monkeypatch.setattr(local_round, "poisson_sample", lambda *_: indices)
-    update = asyncio.run(local.make_update(0, np.zeros(3, np.float32)))
-    ring = (update.vector_D % 2**local.plan.bits).astype(np.uint32)
-    return decode_sum(local.plan, ring, 1.0), indices
+    monkeypatch.setattr(record_sums, "poisson_sample", lambda *_: indices)
+    update = asyncio.run(local.make_update(RoundRequest(1, 0, np.zeros(3, np.float32))))
+    ring = (update.vector_D % 2**local.job.plan.bits).astype(np.uint32)
+    return decode_sum(local.job.plan, ring, 1.0), indices
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 40, 84])
@@ -132,17 +134,19 @@ def test_only_sampled_records_count_and_padding_never_does(site, monkeypatch, dr
     local, _ = site
     decoded, _ = take(local, drawn, monkeypatch)
     np.testing.assert_allclose(decoded.gradient_D, -drawn * GRADIENT_D, atol=0.5)
-    scale = local.job_file.metrics.coordinate_scale(2.0)
+    scale = local.job.job_file.metrics.coordinate_scale(2.0)
     assert abs(decoded.metric_sums_M[1:].sum() / scale - drawn) < 1.0
 
 
 def test_two_metrics_decode_to_the_loss_and_auc_of_the_records(site, monkeypatch):
     local, _ = site
     decoded, indices = take(local, 80, monkeypatch)
-    layout = local.job_file.metrics
-    counts = decoded.metric_sums_M / layout.coordinate_scale(local.job_file.privacy.metrics_norm)
+    layout = local.job.job_file.metrics
+    counts = decoded.metric_sums_M / layout.coordinate_scale(
+        local.job.job_file.privacy.metrics_norm
+    )
     values = summarise(layout, counts, expected_records=1e9)
-    rows = local.dataset.table_NC[indices]
+    rows = local.job.dataset.table_NC[indices]
     low, high = rows[rows[:, 1] == 0, 2] >= 0.5, rows[rows[:, 1] == 1, 2] >= 0.5
     wins = np.mean(high[:, None].astype(float) - low[None, :].astype(float)) / 2 + 0.5
     assert values["loss"] == pytest.approx(rows[:, 0].mean(), rel=0.03)

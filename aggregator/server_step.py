@@ -1,0 +1,23 @@
+"""Choose what turns sums into models, by the job's kind of work."""
+
+from aggregator.optimiser import Optimiser
+from aggregator.secure_rounds import ServerStep
+from privacy.errors import UsageError
+from privacy.spec import VectorSpec
+from tidegate.jobfile import FlowerApp, JobFile, Task
+
+
+def make_step(job: JobFile, spec: VectorSpec, min_sites: int) -> ServerStep:
+    """Make a job's server step.
+
+    Args:
+        job: The job file.
+        spec: Of the model.
+        min_sites: The fewest sites that can make a cohort.
+
+    Raises:
+        UsageError: This version cannot run such a job.
+    """
+    if isinstance(job.work, Task | FlowerApp) and job.strategy is not None:
+        return Optimiser(job.strategy.name, job.strategy.options, spec, min_sites)
+    raise UsageError(f"this aggregator cannot run {type(job.work).__name__} yet")

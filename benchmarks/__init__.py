@@ -1,0 +1,1 @@
+"""Measurements: each script runs ours and the peer side by side and prints a table."""

@@ -1,0 +1,1 @@
+"""Make one job's updates: a file for each kind of work, all behind ``contract.LocalRound``."""

@@ -1,0 +1,107 @@
+"""Say what each kind of work does for the daemon: an update at a published model version.
+
+Shapes: D = coordinates of the model vector.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_node.data import Dataset
+from privacy.accounting.events import Event
+from privacy.errors import PeerError, Reason
+from privacy.noise import NoisedUpdate
+from privacy.pipeline import EncodingPlan
+from privacy.spec import VectorSpec
+from tidegate.confine.sandbox import SandboxReport
+from tidegate.jobfile import JobFile
+
+TRAIN = "train"
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True)
+class JobAtSite:
+    """A job as this site agreed to it.
+
+    Attributes:
+        job_id: Its name everywhere.
+        job_file: As submitted.
+        plan: As accepted; each version's map seed derives from it.
+        spec: Of the model version that is broadcast.
+        event: What one sum is charged as.
+        tier: Who is trusted with the clip, in the words of the ledger.
+        dataset: The site's rows.
+    """
+
+    job_id: str
+    job_file: JobFile
+    plan: EncodingPlan
+    spec: VectorSpec
+    event: Event
+    tier: str
+    dataset: Dataset
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """What the aggregator asks an update for.
+
+    Attributes:
+        round: The exchange's number, from 1, strictly increasing.
+        version: Of the model.
+        model_D: The model version, shape (D,), finite.
+        purpose: "train", or "evaluate" for a Flower app's evaluation.
+        config: A Flower app's message settings, as sent; empty for other work.
+    """
+
+    round: int
+    version: int
+    model_D: NDArray[np.float32] = field(repr=False)
+    purpose: str = TRAIN
+    config: bytes = b""
+
+
+class LocalRound(Protocol):
+    """One job's work at this site."""
+
+    @property
+    def job(self) -> JobAtSite:
+        """The job."""
+        ...
+
+    async def start(self) -> SandboxReport | None:
+        """Get ready before the first request; None where nothing of the job's code runs.
+
+        Raises:
+            TrainerFailure: The app does not start.
+            UsageError: This machine lacks a protection that the site requires.
+        """
+
+    async def make_update(self, request: RoundRequest) -> NoisedUpdate:
+        """Make one update with fresh coins and noise.
+
+        Raises:
+            TrainerFailure: The app raised, hung or died.
+            PeerError: The request cannot be met.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """End whatever runs for the job."""
+
+
+def read_model(content: bytes, spec: VectorSpec) -> NDArray[np.float32]:
+    """Show a broadcast model version as a vector, shape (D,).
+
+    Raises:
+        PeerError: WRONG_SHAPE: it has not D coordinates; NOT_FINITE: it holds NaN or infinity.
+    """
+    if len(content) != 4 * spec.length:
+        raise PeerError(Reason.WRONG_SHAPE, "the model version has not the job's length")
+    model_D = np.frombuffer(content, dtype="<f4")
+    if not np.isfinite(model_D).all():
+        raise PeerError(Reason.NOT_FINITE, "the model version holds NaN or infinity")
+    return model_D

@@ -1,0 +1,318 @@
+"""Read a job file (``job.toml``): what is done on which data under which privacy rules.
+
+The bytes travel exactly as the operator submitted them and every side reads them here, so operator,
+aggregator and sites judge the same job. Each range and cross-rule is checked once, here, with the
+clause of privacy.md that asks for it; what needs the model or the manifest (calibration, bit width)
+is in ``privacy.planning``.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from privacy.compress import MapKind
+from privacy.errors import PeerError, Reason, UsageError
+from privacy.metrics import BinnedAuc, MeanMetric, Metric, MetricLayout
+from tidegate.jobfile.privacy_kinds import (
+    NONE,
+    RECORD_DISTRIBUTED,
+    RECORD_LOCAL,
+    SITE,
+    LocalPrivacy,
+    Privacy,
+)
+from tidegate.jobfile.privacy_table import read_privacy
+from tidegate.jobfile.work_kinds import (
+    SERVER_APP,
+    Evaluation,
+    FlowerApp,
+    Statistics,
+    Task,
+    Trees,
+    Work,
+    task_of,
+)
+from tidegate.jobfile.work_table import WORK_TABLES, read_work
+from tidegate.schema import Schema, read_schema
+from tidegate.toml_table import Span, Table
+
+MAX_BYTES = 65_536
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")
+_NAME_RULE = "1 to 64 letters, digits, spaces, '.', '_' or '-', starting with a letter or digit"
+_DATASET = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_DATASET_RULE = "1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit"
+_METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_METRIC_RULE = "1 to 32 letters, digits, '_' and '-', starting with a letter"
+
+_POSITIVE = Span(0, 1e9, open_low=True)
+_MOMENT = Span(0, 1, open_high=True)
+_ADAPTIVE = {"eta": _POSITIVE, "eta_l": _POSITIVE, "tau": _POSITIVE}
+_OPTIONS = {
+    "FedAvg": {"server_learning_rate": _POSITIVE},
+    "FedProx": {"proximal_mu": Span(0, 1e9)},
+    "FedAvgM": {"server_learning_rate": _POSITIVE, "server_momentum": _MOMENT},
+    "FedAdagrad": _ADAPTIVE,
+    "FedAdam": {**_ADAPTIVE, "beta_1": _MOMENT, "beta_2": _MOMENT},
+    "FedYogi": {**_ADAPTIVE, "beta_1": _MOMENT, "beta_2": _MOMENT},
+}
+STRATEGIES = tuple(_OPTIONS)
+MAX_ROUNDS = 1_000_000
+_ALL_KEYS = (
+    "job",
+    *WORK_TABLES,
+    "columns",
+    "privacy",
+    "local",
+    "metrics",
+    "evaluation_metrics",
+    "compression",
+    "strategy",
+    "round",
+)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """A task's local steps in a round: modes ``none``, ``site`` and ``record-local``.
+
+    Attributes:
+        steps: How many.
+        batch_size: Rows of a step; 0 in mode ``record-local``, where the sampling rate says.
+        learning_rate: Of plain SGD; None where the task's ``optimizer(model)`` has its own.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float | None
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The linear map; ``keep`` is the share of coordinates kept, ``range`` fixes the bit width.
+
+    ``range`` is the largest expected coordinate of the sum as a fraction of
+    ``expected_batch_size`` times C.
+    """
+
+    map: MapKind
+    keep: float
+    range: float
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The server optimiser: a Flower strategy and the options its class takes."""
+
+    name: str
+    options: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RoundRules:
+    """When the aggregator cuts a cohort, and how often it tries a round."""
+
+    target_sites: int
+    deadline_s: float
+    max_attempts: int
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """A whole valid job file.
+
+    Attributes:
+        name: For people.
+        dataset: The name of the data set that each site declares.
+        rounds: Secure sums of training; with a ServerApp, the most that it may ask for.
+        work: What is done.
+        schema: The columns; None where the job declares none: all of the site's, single numbers.
+        privacy: Mode and numbers.
+        local: Local steps; None where the work takes none.
+        metrics: Layout of the metrics beside a sum of training.
+        evaluation_metrics: Layout of the metrics of a Flower app's evaluate; empty else.
+        compression: The shared map.
+        strategy: The server optimiser; None where the work brings its own.
+        round: Cohorts and deadlines.
+    """
+
+    name: str
+    dataset: str
+    rounds: int
+    work: Work
+    schema: Schema | None
+    privacy: Privacy
+    local: LocalTraining | None
+    metrics: MetricLayout
+    evaluation_metrics: MetricLayout
+    compression: Compression
+    strategy: Strategy | None
+    round: RoundRules
+
+    @property
+    def task(self) -> Task | None:
+        """Return the task file that the job runs; None for other work."""
+        return task_of(self.work)
+
+    @property
+    def metrics_length(self) -> int:
+        """Return M, the number of metric coordinates of the vector."""
+        return self.metrics.length
+
+    @classmethod
+    def parse(cls, raw: bytes, name: str = "job.toml") -> "JobFile":
+        """Read a job file.
+
+        Args:
+            raw: The file, UTF-8, at most 64 KiB.
+            name: What to call the file in messages.
+
+        Raises:
+            UsageError: What is wrong, in which table and key, and what is allowed.
+        """
+        top = Table.parse(raw, name, _ALL_KEYS, MAX_BYTES)
+        job = top.table("job", ("name", "dataset", "rounds"))
+        schema = read_schema(top)
+        work = read_work(top, schema)
+        metrics = _read_metrics(top, "metrics")
+        evaluation_metrics = _read_metrics(top, "evaluation_metrics")
+        _check_metrics(top, work, metrics, evaluation_metrics)
+        privacy = read_privacy(top, work, metrics.length)
+        local = _read_local(top, work, privacy.mode)
+        return cls(
+            name=job.text("name", _NAME, _NAME_RULE),
+            dataset=job.text("dataset", _DATASET, _DATASET_RULE),
+            rounds=_read_rounds(job, work, privacy, local),
+            work=work,
+            schema=schema,
+            privacy=privacy,
+            local=local,
+            metrics=metrics,
+            evaluation_metrics=evaluation_metrics,
+            compression=_read_compression(top, work),
+            strategy=_read_strategy(top, work),
+            round=_read_round(top),
+        )
+
+    @classmethod
+    def parse_received(cls, raw: bytes) -> "JobFile":
+        """Read a job file that came over the wire: its faults are the sender's.
+
+        Raises:
+            PeerError: As ``parse`` would say (MALFORMED).
+        """
+        try:
+            return cls.parse(raw)
+        except UsageError as error:
+            raise PeerError(Reason.MALFORMED, str(error)) from None
+
+
+def _read_rounds(job: Table, work: Work, privacy: Privacy, local: LocalTraining | None) -> int:
+    """Read or derive the number of sums: trees, single sums and epochs say it themselves."""
+    derived, why = 0, ""
+    if isinstance(work, Trees):
+        derived, why = work.trees * work.depth, "[trees] trees times depth gives it"
+    elif isinstance(work, Statistics | Evaluation):
+        derived, why = 1, "this work is one sum"
+    elif isinstance(privacy, LocalPrivacy) and privacy.epochs:
+        steps = local.steps if local is not None else 1
+        derived = max(1, math.ceil(privacy.epochs / (privacy.sampling_rate * steps) - 1e-9))
+        why = "[privacy] epochs gives it"
+    if derived:
+        if job.has("rounds"):
+            raise job.bad("rounds", f"must be absent: {why}")
+        if derived > MAX_ROUNDS:
+            raise UsageError(f"{job.where} would take {derived} rounds, {MAX_ROUNDS} is the most")
+        return derived
+    return job.whole("rounds", Span(1, MAX_ROUNDS))
+
+
+def _read_metrics(top: Table, key: str) -> MetricLayout:
+    layout: list[Metric] = []
+    for table in top.tables(key, ("name", "kind", "upper", "bins"), most=16):
+        name = table.text("name", _METRIC_NAME, _METRIC_RULE)
+        if any(metric.name == name for metric in layout):
+            raise table.bad("name", "must differ from the other metrics' names")
+        kind = table.choice("kind", ("mean", "binned-auc"))
+        alien = "bins" if kind == "mean" else "upper"
+        if table.has(alien):
+            raise UsageError(f"{table.where} {alien} has no meaning for kind = {kind!r}; remove it")
+        if kind == "mean":
+            layout.append(MeanMetric(name, table.number("upper", _POSITIVE)))
+        else:
+            layout.append(BinnedAuc(name, table.whole("bins", Span(2, 1000))))
+    return MetricLayout(tuple(layout))
+
+
+def _check_metrics(
+    top: Table, work: Work, metrics: MetricLayout, evaluation_metrics: MetricLayout
+) -> None:
+    if evaluation_metrics.length and not isinstance(work, FlowerApp):
+        raise top.bad("evaluation_metrics", "must be absent: it is for [flower] only")
+    if isinstance(work, FlowerApp):
+        both = (*metrics.metrics, *evaluation_metrics.metrics)
+        if not all(isinstance(metric, MeanMetric) for metric in both):
+            raise UsageError(f"{top.where} a Flower app's metrics are means: kind = 'mean'")
+        if work.evaluate_every and not evaluation_metrics.length:
+            raise top.bad("evaluation_metrics", "is missing: evaluate_every asks for evaluation")
+    if isinstance(work, Trees | Statistics) and metrics.length:
+        raise top.bad("metrics", "must be absent: this work has its own")
+    if isinstance(work, Evaluation) and not metrics.length:
+        raise top.bad("metrics", "is missing: name what the task's metrics() gives")
+
+
+def _read_local(top: Table, work: Work, mode: str) -> LocalTraining | None:
+    """Read local steps: they would carry records past the accounting of D-REC (step 2)."""
+    steps_are_ours = isinstance(work, Task) and mode != RECORD_DISTRIBUTED
+    declared = isinstance(work, FlowerApp) and mode == RECORD_LOCAL
+    if not steps_are_ours and not declared:
+        if not top.has("local"):
+            return None
+        if isinstance(work, Task):
+            raise UsageError(
+                f"{top.where} [local] is for modes {RECORD_LOCAL!r}, {SITE!r} and {NONE!r}; remove"
+                " it: in record-distributed every gradient is taken at a published model version"
+            )
+        raise UsageError(f"{top.where} [local] is for a [task]; remove it")
+    table = top.table("local", ("steps", "batch_size", "learning_rate"))
+    batch_size = 0
+    if mode != RECORD_LOCAL:
+        batch_size = table.whole("batch_size", Span(1, 65_536))
+    elif table.has("batch_size"):
+        raise table.bad("batch_size", "must be absent: [privacy] sampling_rate draws the batch")
+    rate = table.number("learning_rate", _POSITIVE) if table.has("learning_rate") else None
+    return LocalTraining(table.whole("steps", Span(1, 1_000_000)), batch_size, rate)
+
+
+def _read_compression(top: Table, work: Work) -> Compression:
+    table = top.table("compression", ("map", "keep", "range"))
+    kind = MapKind(table.choice("map", [kind.value for kind in MapKind], MapKind.IDENTITY))
+    if isinstance(work, Trees | Statistics | Evaluation) and kind is not MapKind.IDENTITY:
+        raise table.bad("map", "must be 'identity': counts are summed as they are")
+    keep = table.number("keep", Span(0, 1, open_low=True), 1.0)
+    if keep < 1 and not kind.selects:
+        raise table.bad("keep", f"must be 1.0 for map = '{kind}'; only random-k keeps fewer")
+    return Compression(kind, keep, table.number("range", Span(0, 100, open_low=True), 1.0))
+
+
+def _read_strategy(top: Table, work: Work) -> Strategy | None:
+    owned = isinstance(work, FlowerApp) and work.driver == SERVER_APP
+    if owned or isinstance(work, Trees | Statistics | Evaluation):
+        if top.has("strategy"):
+            raise top.bad("strategy", "must be absent: this work brings its own")
+        return None
+    table = top.table("strategy", ("name", "options"))
+    name = table.choice("name", STRATEGIES)
+    spans = _OPTIONS[name]
+    options = table.table("options", tuple(spans))
+    return Strategy(name, {key: options.number(key, spans[key]) for key in options.fields})
+
+
+def _read_round(top: Table) -> RoundRules:
+    table = top.table("round", ("target_sites", "deadline_s", "max_attempts"))
+    return RoundRules(
+        target_sites=table.whole("target_sites", Span(2, 200)),
+        deadline_s=table.number("deadline_s", Span(0.1, 604_800), 60.0),
+        max_attempts=table.whole("max_attempts", Span(1, 100), 5),
+    )

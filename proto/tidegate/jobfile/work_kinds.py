@@ -1,0 +1,118 @@
+"""Name what a job can do at a site: its work is exactly one of these.
+
+`Task`, a model and a per-record loss, trained by Tidegate's own loop; `FlowerApp`, an unchanged
+Flower ``ClientApp``; `Trees`, boosted trees grown from sums of gradient histograms; `Statistics`,
+sums that describe columns; `Evaluation`, a task's metrics at one model version.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+STRATEGY = "strategy"
+SERVER_APP = "server-app"
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """Frozen weights that a site holds already, by the digest that makes them the same everywhere.
+
+    Attributes:
+        name: Under which ``[base_models.NAME]`` of site.toml shows them to the task.
+        sha256: Digest of the folder (``edge_node.base_models.folder_digest``), hex.
+    """
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task file of the app: ``model()`` and ``loss()`` (docs: ``edge_node.task``).
+
+    Attributes:
+        file: Its path in the app.
+        seed: Of the first model.
+        physical_batch: Rows evaluated at once.
+        base_models: Frozen weights that ``model(base_models)`` is given the folders of.
+    """
+
+    file: str
+    seed: int
+    physical_batch: int
+    base_models: tuple[BaseModel, ...] = ()
+
+
+@dataclass(frozen=True)
+class FlowerApp:
+    """An unchanged Flower app, by the ``[tool.flwr.app]`` of its pyproject.toml.
+
+    Attributes:
+        driver: "strategy": Tidegate runs ``[strategy]``; "server-app": the app's own ServerApp.
+        evaluate_every: Rounds between calls of the ClientApp's evaluate; 0 never, strategy only.
+        run_config: Overrides of ``[tool.flwr.app.config]``.
+    """
+
+    driver: str
+    evaluate_every: int
+    run_config: Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Gradient boosted trees of logistic loss, grown level by level.
+
+    Attributes:
+        label: The column with 0 or 1.
+        features: The columns to split on; each needs public bounds in ``[[columns]]``.
+        trees: How many.
+        depth: Levels of splits in a tree; each costs one round.
+        bins: Histogram bins of a feature, the one for missing values not counted.
+        learning_rate: Shrinkage of a tree's leaves.
+        l2: Ridge on a leaf's value (XGBoost's lambda).
+        min_weight: Least sum of second derivatives in a child.
+    """
+
+    label: str
+    features: tuple[str, ...]
+    trees: int
+    depth: int
+    bins: int
+    learning_rate: float
+    l2: float
+    min_weight: float
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Count, mean, variance, quantiles, histogram, shares and missingness of all ``[[columns]]``.
+
+    Attributes:
+        bins: Histogram bins of a bounded column; a column with levels has one bin each.
+    """
+
+    bins: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of a task at one model version, which is submitted as the job's initial model.
+
+    Attributes:
+        task: The task whose ``metrics()`` is evaluated.
+        of_job: The job that made the model, for people; may be empty.
+        version: Its version.
+    """
+
+    task: Task
+    of_job: str
+    version: int
+
+
+Work = Task | FlowerApp | Trees | Statistics | Evaluation
+
+
+def task_of(work: Work) -> Task | None:
+    """Give the task that a work runs, None where it runs none."""
+    if isinstance(work, Evaluation):
+        return work.task
+    return work if isinstance(work, Task) else None

@@ -1,0 +1,138 @@
+"""Read what a job does: one of ``[task]``, ``[flower]``, ``[trees]``, ``[statistics]``.
+
+``[evaluation]`` stands beside ``[task]``. A job file without any of them runs ``task.py``.
+"""
+
+import re
+from typing import Any
+
+from privacy.errors import UsageError
+from tidegate.jobfile.work_kinds import (
+    SERVER_APP,
+    STRATEGY,
+    BaseModel,
+    Evaluation,
+    FlowerApp,
+    Statistics,
+    Task,
+    Trees,
+    Work,
+)
+from tidegate.schema import Schema
+from tidegate.toml_table import Span, Table
+
+WORK_TABLES = ("task", "flower", "trees", "statistics", "evaluation")
+
+_TASK_FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*/)*[A-Za-z_][A-Za-z0-9_]*\.py")
+_TASK_RULE = "a relative path to a .py file of the app, such as 'task.py'"
+_BASE_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_BASE_MODEL_RULE = "1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ANY = re.compile(r".{0,256}", re.DOTALL)
+_MAX_SETTINGS = 256
+_POSITIVE = Span(0, 1e9, open_low=True)
+_DEFAULT_FILE = "task.py"
+
+
+def read_work(top: Table, schema: Schema | None) -> Work:
+    """Read the one table that says what the job does.
+
+    Raises:
+        UsageError: There are two of them, or one is wrong.
+    """
+    given = [name for name in WORK_TABLES if top.has(name)]
+    apart = [name for name in given if name not in ("task", "evaluation")]
+    if len(apart) > 1 or (apart and len(given) > 1):
+        raise UsageError(
+            f"{top.where} has {', '.join(f'[{name}]' for name in given)}: a job does one thing; "
+            "keep one of them"
+        )
+    if top.has("flower"):
+        return _read_flower(top)
+    if top.has("trees"):
+        return _read_trees(top, schema)
+    if top.has("statistics"):
+        return _read_statistics(top, schema)
+    task = _read_task(top)
+    return _read_evaluation(top, task) if top.has("evaluation") else task
+
+
+def _read_task(top: Table) -> Task:
+    task = top.table("task", ("file", "seed", "physical_batch", "base_models"))
+    models = []
+    for table in task.tables("base_models", ("name", "sha256"), most=8):
+        name = table.text("name", _BASE_MODEL, _BASE_MODEL_RULE)
+        models.append(BaseModel(name, table.text("sha256", _DIGEST, "64 hexadecimal digits")))
+    return Task(
+        file=task.text("file", _TASK_FILE, _TASK_RULE, _DEFAULT_FILE),
+        seed=task.whole("seed", Span(0, 2**53), 0),
+        physical_batch=task.whole("physical_batch", Span(1, 65_536), 64),
+        base_models=tuple(models),
+    )
+
+
+def _read_flower(top: Table) -> FlowerApp:
+    table = top.table("flower", ("driver", "evaluate_every", "run_config"))
+    driver = table.choice("driver", (STRATEGY, SERVER_APP), STRATEGY)
+    evaluate_every = table.whole("evaluate_every", Span(0, 1_000_000), 0)
+    if driver == SERVER_APP and evaluate_every:
+        raise table.bad("evaluate_every", "must be absent: the ServerApp asks for evaluation")
+    settings: Any = table.fields.get("run_config", {})
+    if not isinstance(settings, dict) or len(settings) > _MAX_SETTINGS:
+        raise table.bad("run_config", f"must be a table of at most {_MAX_SETTINGS} settings")
+    for key, value in settings.items():
+        if not isinstance(value, str | int | float | bool) or not _ANY.fullmatch(str(value)):
+            raise table.bad("run_config", f"holds {key!r}, which must be a short text or a number")
+    return FlowerApp(driver, evaluate_every, settings)
+
+
+def _read_trees(top: Table, schema: Schema | None) -> Trees:
+    keys = ("label", "features", "trees", "depth", "bins", "learning_rate", "l2", "min_weight")
+    table = top.table("trees", keys)
+    if schema is None:
+        raise UsageError(f"{table.where} needs [[columns]] with public bounds of each feature")
+    label = table.choice("label", schema.names)
+    rule = "the name of one of the [[columns]]"
+    features = table.texts(
+        "features", re.compile("|".join(map(re.escape, schema.names))), rule, 256
+    )
+    features = features or [name for name in schema.names if name != label]
+    for name in features:
+        column = schema[name]
+        if name == label or not column.is_bounded or column.shape:
+            raise table.bad(
+                "features",
+                f"must not name {name!r}: a feature is a single number with public bounds (low and"
+                " high, or levels) and not the label",
+            )
+    if not features:
+        raise table.bad("features", "must name at least one column")
+    return Trees(
+        label=label,
+        features=tuple(features),
+        trees=table.whole("trees", Span(1, 10_000)),
+        depth=table.whole("depth", Span(1, 10)),
+        bins=table.whole("bins", Span(2, 256), 32),
+        learning_rate=table.number("learning_rate", _POSITIVE, 0.3),
+        l2=table.number("l2", Span(0, 1e9), 1.0),
+        min_weight=table.number("min_weight", Span(0, 1e9), 1.0),
+    )
+
+
+def _read_statistics(top: Table, schema: Schema | None) -> Statistics:
+    table = top.table("statistics", ("bins",))
+    if schema is None:
+        raise UsageError(f"{table.where} needs [[columns]]: what to describe, with public bounds")
+    for column in schema.columns:
+        if column.shape or not column.is_bounded:
+            raise UsageError(
+                f"{table.where} column {column.name!r} needs public bounds (low and high, or"
+                " levels) and a single number a record"
+            )
+    return Statistics(table.whole("bins", Span(2, 4096), 64))
+
+
+def _read_evaluation(top: Table, task: Task) -> Evaluation:
+    table = top.table("evaluation", ("of_job", "version"))
+    of_job = table.text("of_job", re.compile(r"[A-Za-z0-9_-]{0,64}"), "a job's id", "")
+    return Evaluation(task, of_job, table.whole("version", Span(0, 2**31), 0))
