@@ -20,6 +20,8 @@ from privacy.secagg.messages import (
 )
 
 PROTOCOL = "tidegate/1.0"
+TRAIN = "train"
+EVALUATE = "evaluate"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class JobOffer:
     app_size: int
     vector_spec: bytes
     encoding: bytes
+    evaluation_encoding: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,14 @@ class JobReply:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """Aggregator to site: train from this model version and say when ready."""
+    """Aggregator to site: make an update from this model version and say when ready.
+
+    Attributes:
+        round: The number of the exchange to follow: strictly increasing, whatever the purpose.
+        version: Never falls.
+        purpose: ``TRAIN`` or ``EVALUATE``; a Flower app's own action may follow a dot.
+        config: A Flower message's settings (``tidegate.flower_config``); empty for other work.
+    """
 
     job_id: str
     round: int
@@ -87,6 +97,8 @@ class TrainRequest:
     model_sha256: bytes
     model_size: int
     chain_head: bytes
+    purpose: str = TRAIN
+    config: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from privacy.secagg.messages import (
     SurvivorSignature,
     UnmaskShares,
 )
+from tidegate import flower_config
 from tidegate import messages as m
 from tidegate.convert.secagg import SHARE_CIPHERTEXT_BYTES
 
@@ -38,6 +39,19 @@ signatures = st.binary(min_size=8, max_size=72)
 points = st.binary(min_size=64, max_size=64).map(lambda raw: b"\x04" + raw)
 ciphertexts = st.binary(min_size=SHARE_CIPHERTEXT_BYTES, max_size=SHARE_CIPHERTEXT_BYTES)
 blobs = st.binary(min_size=1, max_size=80)
+_kinds = (
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=10),
+    st.binary(max_size=10),
+)
+settings = st.dictionaries(
+    st.text(min_size=1, max_size=20),
+    st.one_of(*_kinds, *(st.lists(kind, max_size=4) for kind in _kinds)),
+    max_size=5,
+)
+configs = settings.map(lambda values: flower_config.encode(flower_config.MessageConfig(values)))
 index_sets = st.sets(st.integers(1, 200), min_size=1, max_size=8).map(lambda s: tuple(sorted(s)))
 site_sets = st.lists(hashes, min_size=2, max_size=COHORT, unique=True).map(sorted)
 hash_rows = st.lists(hashes, min_size=COHORT, max_size=COHORT).map(tuple)
@@ -169,8 +183,27 @@ aggregator_messages = st.one_of(
     st.builds(m.Welcome, texts, blobs, signatures),
     st.builds(m.Welcome, texts, st.just(b""), st.just(b"")),
     st.builds(m.BundleRequest, st.integers(1, 256)),
-    st.builds(m.JobOffer, slugs, blobs, hashes, st.integers(1, 1 << 20), blobs, blobs),
-    st.builds(m.TrainRequest, slugs, rounds, rounds, hashes, st.integers(1, 1 << 28), hashes),
+    st.builds(
+        m.JobOffer,
+        slugs,
+        blobs,
+        hashes,
+        st.integers(1, 1 << 20),
+        blobs,
+        blobs,
+        st.just(b"") | blobs,
+    ),
+    st.builds(
+        m.TrainRequest,
+        slugs,
+        rounds,
+        rounds,
+        hashes,
+        st.integers(1, 1 << 28),
+        hashes,
+        st.sampled_from(("train", "evaluate", "train.adapt", "evaluate.final")),
+        st.just(b"") | configs,
+    ),
     rosters(),
     share_deliveries(),
     st.builds(SurvivorSet, hashes, index_sets, index_sets),

@@ -3,6 +3,7 @@
 One function a message and direction, found in a table by the oneof's field or the value's type.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,11 @@ from privacy.secagg.messages import (
     SurvivorSignature,
     UnmaskShares,
 )
-from tidegate import appbundle, jobfile, manifest
+from tidegate import appbundle, flower_config, jobfile, manifest
 from tidegate.convert import bounds, secagg
 from tidegate.convert.bounds import Limits, malformed
 from tidegate.messages import (
+    TRAIN,
     AggregatorMessage,
     AttemptFailed,
     AttemptResult,
@@ -49,6 +51,7 @@ JOB_ENDS = frozenset({"finished", "failed", "stopped"})
 _FLOAT32_BYTES = 4
 _MAX_NAME_CHARS = 64
 _MAX_TIMING_S = 1e9
+_PURPOSE = re.compile(r"(train|evaluate)(\.[A-Za-z_][A-Za-z0-9_]{0,31})?")
 
 
 def site_message_from_wire(
@@ -220,6 +223,9 @@ def _job_offer(message: pb.JobOffer, _limits: Limits) -> JobOffer:
         app_size=bounds.whole(message.app_size, 1, appbundle.MAX_BYTES, "job_offer.app_size"),
         vector_spec=bounds.blob(message.vector_spec, MAX_SPEC_BYTES, "job_offer.vector_spec"),
         encoding=bounds.blob(message.encoding, secagg.MAX_PLAN_BYTES, "job_offer.encoding"),
+        evaluation_encoding=bounds.blob(
+            message.evaluation_encoding, secagg.MAX_PLAN_BYTES, "job_offer.evaluation_encoding", 0
+        ),
     )
 
 
@@ -232,7 +238,27 @@ def _train_request(message: pb.TrainRequest, limits: Limits) -> TrainRequest:
         model_sha256=bounds.sha256(message.model_sha256, "train_request.model_sha256"),
         model_size=bounds.whole(message.model_size, 1, most, "train_request.model_size"),
         chain_head=bounds.sha256(message.chain_head, "train_request.chain_head"),
+        purpose=_purpose(message.purpose),
+        config=_config(message.config),
     )
+
+
+def _purpose(value: str) -> str:
+    """Take what an update is for; training, the usual, is sent as nothing."""
+    if not value:
+        return TRAIN
+    if value == TRAIN or _PURPOSE.fullmatch(value) is None:
+        raise malformed(
+            "train_request.purpose", "must be empty, 'evaluate', or 'train.' or 'evaluate.' NAME"
+        )
+    return value
+
+
+def _config(value: bytes) -> bytes:
+    """Take a Flower message's settings as they came, after reading them once."""
+    if value:
+        flower_config.decode(value, "train_request.config")
+    return value
 
 
 def _attempt_result(message: pb.AttemptResult, limits: Limits) -> AttemptResult:
@@ -289,6 +315,13 @@ def _fields(message: object) -> dict[str, Any]:
     return fields
 
 
+def _train_fields(request: TrainRequest) -> dict[str, Any]:
+    fields = _fields(request)
+    if request.purpose == TRAIN:
+        del fields["purpose"]
+    return fields
+
+
 _TO_AGGREGATOR: dict[type, tuple[str, Callable[..., Any]]] = {
     Hello: ("hello", lambda m: pb.Hello(**_fields(m))),
     BundleStock: (
@@ -309,7 +342,7 @@ _TO_SITE: dict[type, tuple[str, Callable[..., Any]]] = {
     Welcome: ("welcome", lambda m: pb.Welcome(**_fields(m))),
     BundleRequest: ("bundle_request", lambda m: pb.BundleRequest(**_fields(m))),
     JobOffer: ("job_offer", lambda m: pb.JobOffer(**_fields(m))),
-    TrainRequest: ("train_request", lambda m: pb.TrainRequest(**_fields(m))),
+    TrainRequest: ("train_request", lambda m: pb.TrainRequest(**_train_fields(m))),
     Roster: ("roster", secagg.roster_to_wire),
     ShareDelivery: ("share_delivery", secagg.share_delivery_to_wire),
     SurvivorSet: ("survivor_set", secagg.survivor_set_to_wire),

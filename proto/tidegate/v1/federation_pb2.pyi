@@ -118,20 +118,22 @@ class BundleStock(_message.Message):
     def __init__(self, bundles: _Optional[_Iterable[_Union[_secagg_pb2.Bundle, _Mapping]]] = ...) -> None: ...
 
 class JobOffer(_message.Message):
-    __slots__ = ("job_id", "job_toml", "app_sha256", "app_size", "vector_spec", "encoding")
+    __slots__ = ("job_id", "job_toml", "app_sha256", "app_size", "vector_spec", "encoding", "evaluation_encoding")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     APP_SHA256_FIELD_NUMBER: _ClassVar[int]
     APP_SIZE_FIELD_NUMBER: _ClassVar[int]
     VECTOR_SPEC_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_ENCODING_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     job_toml: bytes
     app_sha256: bytes
     app_size: int
     vector_spec: bytes
     encoding: bytes
-    def __init__(self, job_id: _Optional[str] = ..., job_toml: _Optional[bytes] = ..., app_sha256: _Optional[bytes] = ..., app_size: _Optional[int] = ..., vector_spec: _Optional[bytes] = ..., encoding: _Optional[bytes] = ...) -> None: ...
+    evaluation_encoding: bytes
+    def __init__(self, job_id: _Optional[str] = ..., job_toml: _Optional[bytes] = ..., app_sha256: _Optional[bytes] = ..., app_size: _Optional[int] = ..., vector_spec: _Optional[bytes] = ..., encoding: _Optional[bytes] = ..., evaluation_encoding: _Optional[bytes] = ...) -> None: ...
 
 class JobReply(_message.Message):
     __slots__ = ("job_id", "accepted", "reason", "detail")
@@ -146,20 +148,24 @@ class JobReply(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class TrainRequest(_message.Message):
-    __slots__ = ("job_id", "round", "version", "model_sha256", "model_size", "chain_head")
+    __slots__ = ("job_id", "round", "version", "model_sha256", "model_size", "chain_head", "purpose", "config")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
     MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     round: int
     version: int
     model_sha256: bytes
     model_size: int
     chain_head: bytes
-    def __init__(self, job_id: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., model_size: _Optional[int] = ..., chain_head: _Optional[bytes] = ...) -> None: ...
+    purpose: str
+    config: bytes
+    def __init__(self, job_id: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., model_size: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., purpose: _Optional[str] = ..., config: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("job_id", "round", "version", "epsilon_spent", "train_s", "exchange_s", "wait_s")
