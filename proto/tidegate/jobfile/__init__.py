@@ -2,7 +2,6 @@
 
 from tidegate.jobfile.job import (
     MAX_BYTES,
-    STRATEGIES,
     Compression,
     JobFile,
     LocalTraining,
@@ -22,6 +21,7 @@ from tidegate.jobfile.privacy_kinds import (
     RecordPrivacy,
     SitePrivacy,
 )
+from tidegate.jobfile.strategies import STRATEGIES
 from tidegate.jobfile.work_kinds import (
     SERVER_APP,
     STRATEGY,

@@ -23,6 +23,7 @@ from tidegate.jobfile.privacy_kinds import (
     Privacy,
 )
 from tidegate.jobfile.privacy_table import read_privacy
+from tidegate.jobfile.strategies import OPTIONS, STRATEGIES, check_strategy
 from tidegate.jobfile.work_kinds import (
     SERVER_APP,
     Evaluation,
@@ -47,17 +48,6 @@ _METRIC_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _METRIC_RULE = "1 to 32 letters, digits, '_' and '-', starting with a letter"
 
 _POSITIVE = Span(0, 1e9, open_low=True)
-_MOMENT = Span(0, 1, open_high=True)
-_ADAPTIVE = {"eta": _POSITIVE, "eta_l": _POSITIVE, "tau": _POSITIVE}
-_OPTIONS = {
-    "FedAvg": {"server_learning_rate": _POSITIVE},
-    "FedProx": {"proximal_mu": Span(0, 1e9)},
-    "FedAvgM": {"server_learning_rate": _POSITIVE, "server_momentum": _MOMENT},
-    "FedAdagrad": _ADAPTIVE,
-    "FedAdam": {**_ADAPTIVE, "beta_1": _MOMENT, "beta_2": _MOMENT},
-    "FedYogi": {**_ADAPTIVE, "beta_1": _MOMENT, "beta_2": _MOMENT},
-}
-STRATEGIES = tuple(_OPTIONS)
 MAX_ROUNDS = 1_000_000
 _ALL_KEYS = (
     "job",
@@ -303,8 +293,9 @@ def _read_strategy(top: Table, work: Work) -> Strategy | None:
             raise top.bad("strategy", "must be absent: this work brings its own")
         return None
     table = top.table("strategy", ("name", "options"))
+    check_strategy(str(table.fields.get("name")), f"{table.where} name:")
     name = table.choice("name", STRATEGIES)
-    spans = _OPTIONS[name]
+    spans = OPTIONS[name]
     options = table.table("options", tuple(spans))
     return Strategy(name, {key: options.number(key, spans[key]) for key in options.fields})
 
