@@ -44,7 +44,7 @@ from tidegate.messages import (
 from tidegate.messages import (
     BundleStock as BundleDelivery,
 )
-from tidegate.requests import SubmitHeader
+from tidegate.requests import JobHistory, SubmitHeader
 
 _WATCH_INTERVAL_S = 0.1
 _JOIN_WITHIN_S = 1.0
@@ -178,6 +178,21 @@ class Coordinator:
         sealed = self.registry.sealed
         names = [member.site_id for member in sealed.manifest.members] if sealed else []
         return JobProgress.from_json(job.progress, names), job.elapsed_s
+
+    def history(self, job_id: str) -> JobHistory:
+        """Give what a report needs of a job besides its status.
+
+        Raises:
+            PeerError: UNKNOWN_JOB.
+        """
+        job, sealed = self.job(job_id), self.registry.sealed
+        return JobHistory(
+            rounds=tuple(self._jobs.history(job_id)),
+            vector_spec=job.vector_spec,
+            encoding=job.encoding,
+            app_sha256=job.app_sha256,
+            manifest_hash=sealed.manifest_hash if sealed else b"",
+        )
 
     async def watch(self, job_id: str) -> AsyncIterator[Job]:
         """Give a job now, whenever something has changed, and at its end; at most 10 a second."""

@@ -7,7 +7,7 @@ from the last committed version under a fresh attempt number.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -20,7 +20,9 @@ from aggregator.tables import CHECKPOINTS, JOBS, JOURNAL, VERSIONS
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import EncodingPlan
 from privacy.spec import VectorSpec
+from tidegate.convert import MAX_HISTORY
 from tidegate.jobfile import JobFile
+from tidegate.requests import RoundRecord
 
 ATTEMPT_OPENED = "attempt-opened"
 ATTEMPT_ABORTED = "attempt-aborted"
@@ -116,6 +118,7 @@ class CommittedRound:
         transcript_hash: Of the attempt.
         survivors: Names of the sites in the sum.
         metric_sums: Noised sums of the raw metric blocks, for averages after a restart.
+        metrics: What was shown of the round, for the report.
         elapsed_s: The job's running time so far.
         progress: JSON for the job's row.
     """
@@ -126,6 +129,7 @@ class CommittedRound:
     transcript_hash: bytes
     survivors: tuple[str, ...]
     metric_sums: tuple[float, ...]
+    metrics: Mapping[str, float]
     elapsed_s: float
     progress: bytes = field(repr=False)
 
@@ -253,6 +257,8 @@ class JobStore:
                     "survivors": done.survivors,
                     "transcript_hash": done.transcript_hash.hex(),
                     "metric_sums": done.metric_sums,
+                    "metrics": dict(done.metrics),
+                    "elapsed_s": round(done.elapsed_s, 3),
                 }
             ),
         )
@@ -308,6 +314,27 @@ class JobStore:
         entries = self._store.read_journal(job_id, ROUND_COMMITTED, rounds)
         return [json.loads(entry.payload)["metric_sums"] for entry in entries]
 
+    def history(self, job_id: str) -> list[RoundRecord]:
+        """Return the finished rounds, oldest first, thinned to at most ``MAX_HISTORY``."""
+        query = (
+            select(JOURNAL.c.round, JOURNAL.c.attempt, JOURNAL.c.payload)
+            .where(JOURNAL.c.job_id == job_id, JOURNAL.c.kind == ROUND_COMMITTED)
+            .order_by(JOURNAL.c.seq)
+        )
+        with self._store.transaction() as connection:
+            total = connection.execute(
+                select(func.count()).where(
+                    JOURNAL.c.job_id == job_id, JOURNAL.c.kind == ROUND_COMMITTED
+                )
+            ).scalar_one()
+            stride = -(-total // MAX_HISTORY) or 1
+            kept = [
+                row
+                for number, row in enumerate(connection.execute(query))
+                if number % stride == 0 or number == total - 1
+            ]
+        return [_round_record(row.round, row.attempt, bytes(row.payload)) for row in kept]
+
     def _doom_previous(self, connection: Connection, job_id: str, keep: set[bytes]) -> None:
         """Let the files of the version before go with this transaction."""
         query = (
@@ -328,6 +355,13 @@ def _version_row(job_id: str, model: ModelVersion, transcript_hash: bytes) -> di
         "chain_head": model.chain_head,
         "transcript_hash": transcript_hash,
     }
+
+
+def _round_record(number: int, attempt: int, payload: bytes) -> RoundRecord:
+    facts = json.loads(payload)
+    return RoundRecord(
+        number, attempt, len(facts["survivors"]), facts["elapsed_s"], facts["metrics"]
+    )
 
 
 def _json(values: dict[str, object]) -> bytes:

@@ -169,6 +169,14 @@ class OperatorService:
         job = self._coordinator.job(convert.job_id_from_wire(request))
         return pb.GetJobResponse(job=self._job(job), job_toml=job.job_toml)
 
+    @_for_operators
+    async def GetHistory(
+        self, request: pb.GetHistoryRequest, _context: AbortableContext
+    ) -> pb.GetHistoryResponse:
+        """Show how a job went, round by round."""
+        history = self._coordinator.history(convert.job_id_from_wire(request))
+        return convert.job_history_to_wire(history)
+
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: AbortableContext
     ) -> AsyncIterator[pb.WatchJobResponse]:

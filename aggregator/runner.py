@@ -84,8 +84,8 @@ class JobRunner:
             stepped = self._step.step(round_number, self._model.vector(), self)
             if stepped is None or self._outcome is None:
                 raise PeerError(Reason.INTERNAL, f"round {round_number} gave no model")
-            self._commit(next_version(self._model, stepped.values_D), self._outcome)
             metrics = dict(stepped.metrics)
+            self._commit(next_version(self._model, stepped.values_D), self._outcome, metrics)
             self._loop.call_soon_threadsafe(self._run.committed, round_number, metrics)
 
     def wait_for_nodes(self) -> list[int]:
@@ -139,7 +139,9 @@ class JobRunner:
             metrics = self._averager.values(divisor)
         return SecureMean(mean.gradient_D, metrics)
 
-    def _commit(self, model: ModelVersion, outcome: RoundOutcome) -> None:
+    def _commit(
+        self, model: ModelVersion, outcome: RoundOutcome, metrics: Mapping[str, float]
+    ) -> None:
         done = CommittedRound(
             round=model.version,
             attempt=outcome.attempt.number,
@@ -147,6 +149,7 @@ class JobRunner:
             transcript_hash=outcome.transcript_hash,
             survivors=outcome.survivors,
             metric_sums=self._metric_sums,
+            metrics=metrics,
             elapsed_s=outcome.elapsed_s,
             progress=outcome.progress,
         )

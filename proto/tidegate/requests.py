@@ -170,3 +170,41 @@ class JobStatus:
     unit: str
     mode: str
     log: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Aggregator to operator: one finished round as reports show it.
+
+    Attributes:
+        round: Its number.
+        attempt: The attempt that succeeded; those before it were aborted.
+        survivors: Sites in the sum.
+        elapsed_s: Seconds of the job's running time when it was done.
+        metrics: What was shown of it.
+    """
+
+    round: int
+    attempt: int
+    survivors: int
+    elapsed_s: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """Aggregator to operator: what a report needs of a job besides its status.
+
+    Attributes:
+        rounds: Finished rounds, oldest first, thinned to a curve's worth.
+        vector_spec: Canonical bytes of the model's spec.
+        encoding: Canonical bytes of the encoding plan.
+        app_sha256: Digest of the app bundle.
+        manifest_hash: Of the sealed manifest.
+    """
+
+    rounds: tuple[RoundRecord, ...]
+    vector_spec: bytes
+    encoding: bytes
+    app_sha256: bytes
+    manifest_hash: bytes

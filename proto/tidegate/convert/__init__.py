@@ -7,6 +7,9 @@ section 4).
 
 from tidegate.convert.bounds import DEFAULT_LIMITS, Limits, printable
 from tidegate.convert.operator import (
+    MAX_HISTORY,
+    job_history_from_wire,
+    job_history_to_wire,
     job_id_from_wire,
     job_status_from_wire,
     job_status_to_wire,
@@ -49,6 +52,7 @@ from tidegate.convert.transfer import (
 
 __all__ = [
     "DEFAULT_LIMITS",
+    "MAX_HISTORY",
     "Limits",
     "aggregator_message_from_wire",
     "aggregator_message_to_wire",
@@ -60,6 +64,8 @@ __all__ = [
     "enrolment_grant_to_wire",
     "enrolment_request_from_wire",
     "enrolment_request_to_wire",
+    "job_history_from_wire",
+    "job_history_to_wire",
     "job_id_from_wire",
     "job_status_from_wire",
     "job_status_to_wire",

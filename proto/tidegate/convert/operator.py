@@ -5,16 +5,20 @@ log lines. What the aggregator answers ends on the operator's terminal and in a 
 bounded too: no escape sequence, no NaN, no endless list.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from tidegate import appbundle, jobfile, manifest, tokens
 from tidegate.convert import bounds
 from tidegate.convert.bounds import DEFAULT_LIMITS, Limits, malformed
+from tidegate.convert.secagg import MAX_PLAN_BYTES
 from tidegate.convert.session import MAX_SPEC_BYTES
 from tidegate.convert.transfer import MAX_PEM_BYTES, MAX_SPKI_BYTES
 from tidegate.requests import (
+    JobHistory,
     JobStatus,
     Revocation,
+    RoundRecord,
     SealedManifest,
     SiteProgress,
     SiteRecord,
@@ -28,6 +32,8 @@ from tidegate.v1 import operator_pb2 as pb
 _MAX_ADDRESS_CHARS = 264
 _MAX_SECRET_CHARS = 128
 _MAX_METRICS = 64
+MAX_HISTORY = 1000
+"""Most rounds of a job that a report is given: a curve needs no more points."""
 _MAX_LOG_LINES = 10_000
 _MAX_WORD_CHARS = 64
 _MAX_NUMBER = 1e12
@@ -35,7 +41,11 @@ _FLOAT32_BYTES = 4
 
 
 def job_id_from_wire(
-    message: pb.GetJobRequest | pb.WatchJobRequest | pb.ExportModelRequest | pb.SubmitJobResponse,
+    message: pb.GetJobRequest
+    | pb.GetHistoryRequest
+    | pb.WatchJobRequest
+    | pb.ExportModelRequest
+    | pb.SubmitJobResponse,
 ) -> str:
     """Take the job id of a message that holds nothing else of the peer's choice."""
     return bounds.slug(message.job_id, "job_id")
@@ -145,7 +155,6 @@ def site_record_from_wire(message: pb.Site) -> SiteRecord:
 
 def job_status_from_wire(message: pb.Job) -> JobStatus:
     """Take where a job stands."""
-    bounds.count(message.metrics, _MAX_METRICS, "job.metrics", least=0)
     bounds.count(message.sites, DEFAULT_LIMITS.max_sites, "job.sites", least=0)
     bounds.count(message.log, _MAX_LOG_LINES, "job.log", least=0)
     submitted_at_s = bounds.whole(
@@ -160,12 +169,7 @@ def job_status_from_wire(message: pb.Job) -> JobStatus:
         rounds=message.rounds,
         attempts_aborted=message.attempts_aborted,
         submitted_at_s=submitted_at_s,
-        metrics={
-            bounds.text(name, "job.metrics", _MAX_WORD_CHARS): bounds.finite(
-                value, _MAX_NUMBER, "job.metrics", -_MAX_NUMBER
-            )
-            for name, value in message.metrics.items()
-        },
+        metrics=_metrics(message.metrics, "job.metrics"),
         sites=tuple(_site_progress(site) for site in message.sites),
         elapsed_s=bounds.finite(message.elapsed_s, _MAX_NUMBER, "job.elapsed_s"),
         rounds_per_s=bounds.finite(message.rounds_per_s, _MAX_NUMBER, "job.rounds_per_s"),
@@ -188,13 +192,56 @@ def job_status_to_wire(job: JobStatus) -> pb.Job:
     """
     fields: dict[str, Any] = vars(job) | {
         "detail": bounds.printable(job.detail),
-        "metrics": {
-            name: value for name, value in job.metrics.items() if abs(value) <= _MAX_NUMBER
-        },
+        "metrics": _showable(job.metrics),
         "sites": [_site_progress_to_wire(site) for site in job.sites],
         "log": [bounds.printable(line) for line in job.log],
     }
     return pb.Job(**fields)
+
+
+def job_history_from_wire(message: pb.GetHistoryResponse) -> JobHistory:
+    """Take a job's history."""
+    bounds.count(message.rounds, MAX_HISTORY + 1, "history.rounds", least=0)
+    return JobHistory(
+        rounds=tuple(
+            RoundRecord(
+                entry.round,
+                entry.attempt,
+                entry.survivors,
+                bounds.finite(entry.elapsed_s, _MAX_NUMBER, "history.elapsed_s"),
+                _metrics(entry.metrics, "history.metrics"),
+            )
+            for entry in message.rounds
+        ),
+        vector_spec=bounds.blob(message.vector_spec, MAX_SPEC_BYTES, "history.vector_spec"),
+        encoding=bounds.blob(message.encoding, MAX_PLAN_BYTES, "history.encoding"),
+        app_sha256=bounds.sha256(message.app_sha256, "history.app_sha256"),
+        manifest_hash=bounds.blob(message.manifest_hash, 32, "history.manifest_hash", 0),
+    )
+
+
+def job_history_to_wire(history: JobHistory) -> pb.GetHistoryResponse:
+    """Give a job's history."""
+    rounds = [
+        pb.RoundRecord(**vars(entry) | {"metrics": _showable(entry.metrics)})
+        for entry in history.rounds
+    ]
+    return pb.GetHistoryResponse(**vars(history) | {"rounds": rounds})
+
+
+def _metrics(metrics: Mapping[str, float], name: str) -> dict[str, float]:
+    bounds.count(metrics, _MAX_METRICS, name, least=0)
+    return {
+        bounds.text(key, name, _MAX_WORD_CHARS): bounds.finite(
+            value, _MAX_NUMBER, name, -_MAX_NUMBER
+        )
+        for key, value in metrics.items()
+    }
+
+
+def _showable(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Keep the metrics that the receiver takes."""
+    return {name: value for name, value in metrics.items() if abs(value) <= _MAX_NUMBER}
 
 
 def _site_progress_to_wire(site: SiteProgress) -> pb.SiteProgress:

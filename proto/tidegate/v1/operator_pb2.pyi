@@ -223,6 +223,47 @@ class GetJobResponse(_message.Message):
     job_toml: bytes
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., job_toml: _Optional[bytes] = ...) -> None: ...
 
+class GetHistoryRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class RoundRecord(_message.Message):
+    __slots__ = ("round", "attempt", "survivors", "elapsed_s", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    attempt: int
+    survivors: int
+    elapsed_s: float
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., survivors: _Optional[int] = ..., elapsed_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class GetHistoryResponse(_message.Message):
+    __slots__ = ("rounds", "vector_spec", "encoding", "app_sha256", "manifest_hash")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_SPEC_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    APP_SHA256_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_HASH_FIELD_NUMBER: _ClassVar[int]
+    rounds: _containers.RepeatedCompositeFieldContainer[RoundRecord]
+    vector_spec: bytes
+    encoding: bytes
+    app_sha256: bytes
+    manifest_hash: bytes
+    def __init__(self, rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., vector_spec: _Optional[bytes] = ..., encoding: _Optional[bytes] = ..., app_sha256: _Optional[bytes] = ..., manifest_hash: _Optional[bytes] = ...) -> None: ...
+
 class WatchJobRequest(_message.Message):
     __slots__ = ("job_id",)
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

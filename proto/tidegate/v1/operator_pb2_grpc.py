@@ -74,6 +74,11 @@ class OperatorServiceStub:
                 request_serializer=tidegate_dot_v1_dot_operator__pb2.GetJobRequest.SerializeToString,
                 response_deserializer=tidegate_dot_v1_dot_operator__pb2.GetJobResponse.FromString,
                 _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/tidegate.v1.OperatorService/GetHistory',
+                request_serializer=tidegate_dot_v1_dot_operator__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=tidegate_dot_v1_dot_operator__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/tidegate.v1.OperatorService/WatchJob',
                 request_serializer=tidegate_dot_v1_dot_operator__pb2.WatchJobRequest.SerializeToString,
@@ -142,6 +147,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """What a report needs besides the status: finished rounds, model spec, encoding.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -203,6 +215,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.GetJob,
                     request_deserializer=tidegate_dot_v1_dot_operator__pb2.GetJobRequest.FromString,
                     response_serializer=tidegate_dot_v1_dot_operator__pb2.GetJobResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=tidegate_dot_v1_dot_operator__pb2.GetHistoryRequest.FromString,
+                    response_serializer=tidegate_dot_v1_dot_operator__pb2.GetHistoryResponse.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -436,6 +453,33 @@ class OperatorService:
             '/tidegate.v1.OperatorService/GetJob',
             tidegate_dot_v1_dot_operator__pb2.GetJobRequest.SerializeToString,
             tidegate_dot_v1_dot_operator__pb2.GetJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.v1.OperatorService/GetHistory',
+            tidegate_dot_v1_dot_operator__pb2.GetHistoryRequest.SerializeToString,
+            tidegate_dot_v1_dot_operator__pb2.GetHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

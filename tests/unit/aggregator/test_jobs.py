@@ -15,6 +15,7 @@ from aggregator.store import Store
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.encoding import hash_of
 from tests.support.live_aggregator import SPEC, app_bundle, job_toml
+from tidegate.requests import RoundRecord
 
 JOB = Job(
     job_id="credit-1",
@@ -50,6 +51,7 @@ def committed(previous, strategy=b"state", attempt=1):
         transcript_hash=hashlib.sha256(bytes([model.version])).digest(),
         survivors=("bank-1",),
         metric_sums=(float(model.version), 2.0),
+        metrics={"loss": 1.0 / model.version},
         elapsed_s=1.5,
         progress=b'{"round":1}',
     )
@@ -193,3 +195,18 @@ def test_progress_goes_on_counting_after_a_restart():
     assert again.sites["bank-1"].bytes_up == 7
     assert again.sites["bank-2"].bytes_up == 0
     assert (again.round, again.rounds_per_s(), list(again.log)) == (5, 1.0, list(progress.log))
+
+
+def test_a_history_keeps_first_and_last_and_is_thinned(reopen, monkeypatch):
+    monkeypatch.setattr("aggregator.jobs.MAX_HISTORY", 3)
+    jobs = reopen()
+    jobs.insert(JOB, MODEL)
+    assert jobs.history(JOB.job_id) == []
+    model = MODEL
+    for attempt in range(1, 9):
+        done = committed(model, attempt=attempt)
+        jobs.commit_round(JOB.job_id, done, 10.0)
+        model = done.checkpoint.model
+    rounds = jobs.history(JOB.job_id)
+    assert [entry.round for entry in rounds] == [1, 4, 7, 8]
+    assert rounds[-1] == RoundRecord(8, 8, 1, 1.5, {"loss": 0.125})
