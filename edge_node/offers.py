@@ -15,7 +15,8 @@ from pathlib import Path
 from edge_node.budget import Ledgers
 from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
-from edge_node.data import Dataset, load_dataset
+from edge_node.data import Dataset
+from edge_node.data.loading import load_dataset
 from edge_node.log import info, warning
 from edge_node.policy import JobFacts, Policy, judge
 from edge_node.rounds.choice import make_round

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_node.data import Dataset, load_dataset
+from edge_node.data import from_table
+from edge_node.data.loading import load_dataset
 from privacy.errors import UsageError
 
 
@@ -24,9 +25,9 @@ def test_npz_columns_come_as_float32_in_declared_order(tmp_path):
     assert data.columns == ("debt", "age")
     assert data.dataset_id == "loans-2026"
     assert len(data) == 4
-    assert data.table_NC.dtype == np.float32
+    assert data.table_NW.dtype == np.float32
     np.testing.assert_array_equal(
-        data.table_NC, np.array([[0.5, 0], [np.nan, 1], [2, 2], [3, 3]], dtype=np.float32)
+        data.table_NW, np.array([[0.5, 0], [np.nan, 1], [2, 2], [3, 3]], dtype=np.float32)
     )
 
 
@@ -50,7 +51,7 @@ def test_take_names_a_missing_column(tmp_path):
 def test_the_table_cannot_be_written_to(tmp_path):
     np.savez(tmp_path / "rows.npz", a=np.arange(5))
     with pytest.raises(ValueError, match="read-only"):
-        load(tmp_path).table_NC[0, 0] = 1
+        load(tmp_path).table_NW[0, 0] = 1
 
 
 def test_csv_reads_every_spelling_of_a_missing_value(tmp_path):
@@ -61,7 +62,7 @@ def test_csv_reads_every_spelling_of_a_missing_value(tmp_path):
     nan = np.nan
     assert data.columns == ("a", "b", "c")
     np.testing.assert_array_equal(
-        data.table_NC, [[1, 2.5, 3], [nan, nan, nan], [nan, nan, -1000], [nan, 5, nan]]
+        data.table_NW, [[1, 2.5, 3], [nan, nan, nan], [nan, nan, -1000], [nan, 5, nan]]
     )
 
 
@@ -160,9 +161,9 @@ def test_a_python_loader_gets_path_and_options(tmp_path, monkeypatch):
     }
     data = load_dataset("loans", declared, tmp_path)
     sys.modules.pop("my_bank_loader")
-    np.testing.assert_array_equal(data.table_NC, [[7], [2], [1]])
+    np.testing.assert_array_equal(data.table_NW, [[7], [2], [1]])
 
 
 def test_rows_do_not_show_in_the_repr():
-    data = Dataset("d", "i", ("a",), np.full((1, 1), 4242, dtype=np.float32))
+    data = from_table("d", "i", ("a",), np.full((1, 1), 4242, dtype=np.float32))
     assert "4242" not in repr(data)

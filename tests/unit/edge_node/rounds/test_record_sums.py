@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from edge_node.data import Dataset
+from edge_node.data import from_table
 from edge_node.rounds import record_sums
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.record_sums import RecordSums, rows_a_step
@@ -87,7 +87,7 @@ def site(monkeypatch):
     table[:, 0] = source.uniform(0.5, 3.5, N_RECORDS)
     table[:, 1] = np.arange(N_RECORDS) % 2
     table[:, 2] = np.clip(0.3 * table[:, 1] + source.uniform(0, 0.7, N_RECORDS), 0, 1)
-    dataset = Dataset("credit", "credit", ("loss", "label", "score"), table)
+    dataset = from_table("credit", "credit", ("loss", "label", "score"), table)
     at_site = JobAtSite("job-1", job, plan, SPEC, NoDpEvent(), "enforced", dataset)
     local = RecordSums(at_site, ScriptedTrainer())
     shapes = []

@@ -14,64 +14,18 @@ Shapes: N = rows of the data set, C = columns asked for, S = rows taken.
 import importlib
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_node.data.dataset import Dataset, from_table
 from privacy.errors import UsageError
 
 _KEYS = frozenset({"loader", "dataset_id", "path", "columns", "options"})
 # An empty field, or one of the usual words for a missing value.
 _MISSING = re.compile(rb"(?<=[,\n])[ \t]*(?:NA|N/A|null|NULL|None)?[ \t]*(?=[,\n])")
-
-
-@dataclass(frozen=True, repr=False)
-class Dataset:
-    """A site's rows, in memory.
-
-    Attributes:
-        name: The name jobs ask for.
-        dataset_id: The administrator's id that the privacy ledger charges.
-        columns: Names, in the order of the table.
-        table_NC: float32, shape (N, all columns), read-only.
-    """
-
-    name: str
-    dataset_id: str
-    columns: tuple[str, ...]
-    table_NC: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.table_NC)
-
-    def take(self, indices_S: NDArray[np.int64], columns: Sequence[str]) -> NDArray[np.float32]:
-        """Copy some rows of some columns.
-
-        Args:
-            indices_S: Row numbers, shape (S,), S may be 0.
-            columns: Names, in the order wanted.
-
-        Returns:
-            A new float32 array, shape (S, C).
-
-        Raises:
-            UsageError: The data set has no such column.
-        """
-        rows = self.table_NC[indices_S]  # whole rows lie together: a cheap copy
-        return rows if tuple(columns) == self.columns else rows[:, self._positions(columns)]
-
-    def _positions(self, columns: Sequence[str]) -> list[int]:
-        known = {name: position for position, name in enumerate(self.columns)}
-        lacking = [name for name in columns if name not in known]
-        if lacking:
-            raise UsageError(
-                f"data set {self.name!r} has no column {', '.join(map(repr, lacking[:5]))}; it has "
-                f"{', '.join(self.columns[:20])}"
-            )
-        return [known[name] for name in columns]
 
 
 def load_dataset(name: str, table: Mapping[str, object], folder: Path) -> Dataset:
@@ -97,7 +51,7 @@ def load_dataset(name: str, table: Mapping[str, object], folder: Path) -> Datase
         raise UsageError(f"{place}: there is no file {path}")
     arrays = _load(loader, path, table.get("options", {}), place)
     wanted = _columns(table, arrays, place)
-    return Dataset(name, dataset_id, wanted, _stack(arrays, wanted, place))
+    return from_table(name, dataset_id, wanted, _stack(arrays, wanted, place))
 
 
 def _load(
@@ -191,7 +145,6 @@ def _stack(
                 f"{place}: column {name!r} has {len(array)} rows, {wanted[0]!r} has {n_rows}"
             )
         table_NC[:, position] = array
-    table_NC.flags.writeable = False
     return table_NC
 
 
