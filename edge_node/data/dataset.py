@@ -75,7 +75,7 @@ class Dataset:
             digest.update(f"{column.name}|{column.shape}|{facts.digest}\n".encode())
         for name in sorted(self.users):
             digest.update(f"{name}|".encode())
-            digest.update(memoryview(np.ascontiguousarray(self.users[name], dtype="<i8")).cast("B"))
+            digest.update(np.ascontiguousarray(self.users[name], dtype="<i8").data)
         return digest.hexdigest()
 
     def take_rows(self, indices_S: NDArray[np.int64], schema: Schema) -> Table:

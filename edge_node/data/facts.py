@@ -50,9 +50,9 @@ class FactsTally:
             values: Numbers as the source has them, any shape.
             stored: The same as they are kept.
         """
-        self._digest.update(memoryview(np.ascontiguousarray(stored, dtype="<f4")).cast("B"))
         if not values.size:
             return
+        self._digest.update(np.ascontiguousarray(stored, dtype="<f4").reshape(-1).data)
         finite = values.astype(np.int64) if values.dtype.kind == "b" else values
         if finite.dtype.kind == "f":
             finite = self._set_gaps_apart(finite)
