@@ -1,11 +1,12 @@
 """Lay out the memory that the daemon and its trainer process share.
 
-One anonymous file holds the model, and two slots each of a batch of rows, its per-record gradients
-and its per-record metrics: while the daemon clips and sums what lies in one slot, the trainer fills
-the other. The file's size is sealed, so the trainer cannot shrink it and crash the daemon; what
-lies in it is the trainer's to change at any time, so the daemon copies before it checks.
+One anonymous file holds the model, two slots each of a batch of rows, its per-record gradients and
+its per-record metrics, and room for bytes of a request or its answer: while the daemon clips and
+sums what lies in one slot, the trainer fills the other. The file's size is sealed, so the trainer
+cannot shrink it and crash the daemon; what lies in it is the trainer's to change at any time, so
+the daemon copies before it checks.
 
-Shapes: D = coordinates of the model vector, P = rows of a physical batch, C = declared columns,
+Shapes: D = coordinates of the model vector, P = rows of a physical batch, W = numbers of a row,
 M = metrics a record.
 """
 
@@ -28,7 +29,7 @@ FloatArray = NDArray[np.float32]
 class Slot:
     """One slot's arrays: float32 views of the shared memory."""
 
-    rows_PC: FloatArray
+    rows_PW: FloatArray
     gradients_PD: FloatArray
     metrics_PM: FloatArray
 
@@ -39,6 +40,7 @@ class SharedArrays:
 
     model_D: FloatArray
     slots: tuple[Slot, ...]
+    blob: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,19 @@ class SharedLayout:
 
     model_length: int
     physical_batch: int
-    n_columns: int
+    row_width: int
     metrics_length: int
+    blob_bytes: int = 0
 
     @property
     def n_bytes(self) -> int:
         """Return the size of the file. Pages that nobody writes take no memory."""
-        return _aligned(4 * self.model_length) + SLOTS * sum(
-            _aligned(4 * self.physical_batch * width) for width in self._widths
-        )
+        slot_bytes = sum(_aligned(4 * self.physical_batch * width) for width in self._widths)
+        return _aligned(4 * self.model_length) + SLOTS * slot_bytes + _aligned(self.blob_bytes)
 
     @property
     def _widths(self) -> tuple[int, int, int]:
-        return self.n_columns, self.model_length, self.metrics_length
+        return self.row_width, self.model_length, self.metrics_length
 
     def create(self) -> int:
         """Make the file and give its descriptor, close-on-exec."""
@@ -87,7 +89,8 @@ class SharedLayout:
             Slot(*(next_array(self.physical_batch, width) for width in self._widths))
             for _ in range(SLOTS)
         )
-        return SharedArrays(model_D, slots)
+        blob = np.ndarray((self.blob_bytes,), dtype=np.uint8, buffer=memory, offset=begin)
+        return SharedArrays(model_D, slots, blob)
 
 
 def _aligned(n_bytes: int) -> int:

@@ -6,6 +6,7 @@ The process ends when the daemon lets go of it, for whatever reason: its supervi
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ _LAST_FRAMES = 8
 """More than can be on the way: a report, a frame for each slot, a failure."""
 _END_POLL_S = 0.005
 _END_POLLS = 400
+_SIGNAL_BASE = 128
 _IN_THE_LOG = "the site's own log says more"
 
 
@@ -77,6 +79,22 @@ class TrainerChild:
     def alive(self) -> bool:
         """Return whether the process runs."""
         return self._process.poll() is None
+
+    @property
+    def process_id(self) -> int:
+        """Return the id of the supervisor, the trainer's parent."""
+        return self._process.pid
+
+    def private_mib(self) -> float | None:
+        """Read how much memory the processes behind the supervisor hold that nobody shares, in MiB.
+
+        Anonymous pages, in memory or swapped out: neither libraries nor the arrays shared with
+        the daemon. None where the kernel does not tell, and for a trainer that has just ended.
+        """
+        try:
+            return sum(map(_private_kib, _descendants(self._process.pid))) / 1024
+        except (OSError, ValueError):
+            return None
 
     async def send(self, frame: dict[str, Any]) -> None:
         """Send a frame.
@@ -158,13 +176,40 @@ class TrainerChild:
         return await self._ended()
 
     async def _ended(self) -> TrainerFailure:
+        return TrainerFailure("the app's process ended unexpectedly", await self.end_words())
+
+    async def end_words(self) -> str:
+        """End the process and say how it ended: by which signal, with which exit code.
+
+        For the site's own log: the app, which sees rows, chooses its exit code.
+        """
         status = await self.end()
-        detail = f"the trainer process ended with status {status}"
-        if status > 128:
-            detail = f"the trainer process was ended by signal {status - 128}"
-        if status == 128 + 9:
-            detail += ", as the kernel does when the machine's memory runs out"
-        return TrainerFailure("the app's process ended unexpectedly", detail)
+        if status <= _SIGNAL_BASE:
+            return f"the trainer process ended with exit code {status}"
+        number = status - _SIGNAL_BASE
+        words = f"the trainer process was ended by signal {number} ({_signal_name(number)})"
+        if number == signal.SIGKILL:
+            words += ", as the kernel does when the machine's memory runs out"
+        return words
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    found = [int(child) for child in children]
+    return found + [deeper for child in found for deeper in _descendants(child)]
+
+
+def _private_kib(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return sum(int(lines.get(key, "0").split()[0]) for key in ("RssAnon", "VmSwap"))
 
 
 def _spawn(

@@ -6,20 +6,25 @@ trainer are hostile input: bounded in size, and nothing but the fields below is 
 A conversation: the daemon sends a `Start`, the trainer answers with a report or a failure. Then,
 request by request: an action with a number of chunks; a ``chunk`` frame for each slot that the
 daemon has filled, at most two ahead; a ``chunk`` frame back for each slot that is done, in the same
-order; ``done`` at the end. Instead of any answer the trainer may send a failure, its last frame.
+order; ``done`` at the end, with whatever else the request's kind answers. A request and an answer
+may say that so many bytes of the shared ``blob`` belong to them. Instead of any answer the trainer
+may send a failure, its last frame.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from privacy.errors import PeerError, Reason
 from tidegate.confine.sandbox import SandboxReport
+from tidegate.schema import FLOAT, Column, Schema
 
 MAX_FRAME_BYTES = 1 << 16
 MAX_DETAIL = 4000
+TASK = "task"
 GRADIENTS = "gradients"
 STEPS = "steps"
+OPTIMISE = "optimise"
 
 
 @dataclass(frozen=True)
@@ -29,36 +34,52 @@ class Start:
     Attributes:
         app_folder: The unpacked app; empty to only enter the sandbox and report.
         task_file: The task's path inside it.
-        columns: The columns of a row, in order.
+        schema: The columns of a row, in order.
         spec_digest: Digest of the vector spec, hex.
         model_length: D.
         metrics_length: M.
         physical_batch: P.
-        per_record: Whether gradients will be asked for, or local steps.
+        serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS`` or ``OPTIMISE``.
+        own_optimiser: Whether local steps use the task's ``optimizer``.
         seed: Seeds torch before ``model()``.
         threads: Threads torch computes with.
         device: ``auto`` or a torch device.
         memory_mib: Memory limit.
         hidden: The site's folders.
         required: Whether a missing protection ends the process before the app is loaded.
+        base_models: Name and folder of each base model that the task is given.
         readable: Folders and files that the site's configuration shows to the app.
+        work: Which server answers: `TASK`, or another one's name.
+        settings: What that server is told, JSON.
+        blob_bytes: Room for bytes beside the arrays.
+        precision: ``float32``, ``bf16`` or ``auto``.
+        processes: Ranks that share a batch.
+        parallel: ``ddp`` or ``fsdp``.
     """
 
     app_folder: str
     task_file: str
-    columns: tuple[str, ...]
+    schema: Schema
     spec_digest: str
     model_length: int
     metrics_length: int
     physical_batch: int
-    per_record: bool
+    serves: str
+    own_optimiser: bool
     seed: int
     threads: int
     device: str
     memory_mib: int
     hidden: tuple[str, ...]
     required: bool
+    base_models: tuple[tuple[str, str], ...] = ()
     readable: tuple[str, ...] = ()
+    work: str = TASK
+    settings: dict[str, Any] = field(default_factory=dict)
+    blob_bytes: int = 0
+    precision: str = "float32"
+    processes: int = 1
+    parallel: str = "ddp"
 
 
 def encode(frame: dict[str, Any]) -> bytes:
@@ -76,13 +97,14 @@ def encode(frame: dict[str, Any]) -> bytes:
 
 def encode_start(start: Start) -> bytes:
     """Write the first frame."""
-    return encode(asdict(start))
+    return encode({**asdict(start), "schema": [_packed(c) for c in start.schema.columns]})
 
 
 def decode_start(raw: bytes) -> Start:
     """Read the first frame, which the daemon wrote: it is trusted."""
     fields: dict[str, Any] = json.loads(raw)
-    fields["columns"] = tuple(fields["columns"])
+    fields["schema"] = Schema(tuple(_unpacked(*packed) for packed in fields["schema"]))
+    fields["base_models"] = tuple((name, folder) for name, folder in fields["base_models"])
     fields["hidden"] = tuple(fields["hidden"])
     fields["readable"] = tuple(fields["readable"])
     return Start(**fields)
@@ -131,3 +153,23 @@ def read_report(frame: dict[str, Any]) -> SandboxReport:
 def failure_frame(kind: str, detail: str) -> dict[str, Any]:
     """Say why the trainer ends: ``app``, ``memory`` or ``sandbox``, and what happened."""
     return {"failed": kind, "detail": detail[:MAX_DETAIL]}
+
+
+def _packed(column: Column) -> list[object]:
+    """Write a column in few bytes: most jobs have plain ones, and some have thousands."""
+    packed: list[object] = [column.name]
+    if column != Column(column.name):
+        packed += [column.dtype, column.shape]
+    if column.is_bounded:
+        packed += [column.low, column.high]
+    return packed
+
+
+def _unpacked(
+    name: str,
+    dtype: str = FLOAT,
+    shape: tuple[int, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Column:
+    return Column(name, dtype, tuple(shape), low, high)

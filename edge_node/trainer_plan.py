@@ -1,0 +1,145 @@
+"""Say what a trainer runs, what it may use and how it is kept apart, and write its first frame."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_node.shared_memory import SharedLayout
+from edge_node.trainer_frames import GRADIENTS, TASK, Start
+from edge_node.trainer_health import HealthRules
+from privacy.spec import VectorSpec
+from tidegate.confine.sandbox import SandboxMode
+from tidegate.schema import Schema
+
+# Batches are padded to a multiple of this. CPU matrix kernels treat the rows beyond the last full
+# tile apart, and give them other last bits: with 5, 50 or 63 rows a record's gradient was seen to
+# change with its slot, with multiples of 4 never.
+_TILE_ROWS = 16
+
+
+@dataclass(frozen=True)
+class TrainerJob:
+    """What a trainer runs.
+
+    Attributes:
+        app_folder: The unpacked app, as its digest was checked.
+        task_file: The task's path inside the app folder; empty for other work.
+        schema: The columns of a row, as a batch shows them to the task.
+        spec: The trainable parameters of the task's model, in the order of the vector: those of
+            ``named_parameters()`` that require a gradient.
+        metrics_length: M, the length of a record's metric vector; 0 calls no ``metrics``.
+        physical_batch: P, rows evaluated at once; local steps take at most as many a batch.
+        serves: The one action that will be asked for: ``trainer_frames.GRADIENTS``, ``STEPS``,
+            ``OPTIMISE``, or one of another server's (see `work`).
+        own_optimiser: Whether local steps use the task's ``optimizer``.
+        seed: Seeds torch before ``model()`` is called, for parts that are not in the vector.
+        base_models: Name and folder of each base model that the task is given.
+        work: Which of the trainer's servers answers: ``trainer_frames.TASK`` or another one's name.
+        settings: What that server is told once at its start, JSON; with the rest of the first
+            frame at most ``trainer_frames.MAX_FRAME_BYTES``.
+        blob_bytes: Room for bytes beside the arrays, either way, for requests with a blob.
+        readable: Folders and files of the site's that the app may read, base models included.
+    """
+
+    app_folder: Path
+    task_file: str
+    schema: Schema
+    spec: VectorSpec
+    metrics_length: int = 0
+    physical_batch: int = 64
+    serves: str = GRADIENTS
+    own_optimiser: bool = False
+    seed: int = 0
+    base_models: tuple[tuple[str, Path], ...] = ()
+    work: str = TASK
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    blob_bytes: int = 0
+    readable: tuple[Path, ...] = ()
+
+    @property
+    def padded_batch(self) -> int:
+        """Return the rows that a slot has room for."""
+        return -(-self.physical_batch // _TILE_ROWS) * _TILE_ROWS
+
+    def layout(self) -> SharedLayout:
+        """Give the memory to share with its process."""
+        return SharedLayout(
+            self.spec.length,
+            self.padded_batch,
+            self.schema.width,
+            self.metrics_length,
+            self.blob_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class TrainerLimits:
+    """What a trainer may use.
+
+    Attributes:
+        start_timeout_s: Until the app is loaded and checked.
+        request_timeout_s: Until a whole request is answered.
+        memory_mib: Memory each of its processes may allocate, libraries (about 200 MiB) included,
+            the arrays shared with it not counted.
+        threads: Threads torch computes with, in each process.
+        device: ``auto``, ``cpu``, or a device as ``edge_node.device`` names them.
+        precision: ``float32``, ``bf16`` or ``auto``: see ``edge_node.device``.
+        processes: Ranks that share a batch; see ``edge_node.distributed``.
+        parallel: ``ddp`` or ``fsdp``: how ranks hold the model.
+        health: When it is replaced, and when it is given up.
+    """
+
+    start_timeout_s: float = 120.0
+    request_timeout_s: float = 30.0
+    memory_mib: int = 4096
+    threads: int = 1
+    device: str = "auto"
+    precision: str = "float32"
+    processes: int = 1
+    parallel: str = "ddp"
+    health: HealthRules = field(default_factory=HealthRules)
+
+
+@dataclass(frozen=True)
+class TrainerConfinement:
+    """How a trainer is kept apart.
+
+    Attributes:
+        mode: Whether a missing protection is refused.
+        hidden: Folders it must not see even where they lie inside what it sees: the site's own.
+        log_path: Where what the app prints goes (it may hold data: keep it local); None drops it.
+    """
+
+    mode: SandboxMode = SandboxMode.BEST_AVAILABLE
+    hidden: tuple[Path, ...] = ()
+    log_path: Path | None = None
+
+
+def first_frame(job: TrainerJob, limits: TrainerLimits, confinement: TrainerConfinement) -> Start:
+    """Write what a trainer process is told first."""
+    return Start(
+        app_folder=str(job.app_folder.resolve()),
+        task_file=job.task_file,
+        schema=job.schema,
+        spec_digest=job.spec.digest.hex(),
+        model_length=job.spec.length,
+        metrics_length=job.metrics_length,
+        physical_batch=job.padded_batch,
+        serves=job.serves,
+        own_optimiser=job.own_optimiser,
+        base_models=tuple((name, str(folder.resolve())) for name, folder in job.base_models),
+        seed=job.seed,
+        threads=limits.threads,
+        device=limits.device,
+        memory_mib=limits.memory_mib,
+        hidden=tuple(str(path.resolve()) for path in confinement.hidden),
+        required=confinement.mode is SandboxMode.REQUIRED,
+        readable=tuple(str(path.resolve()) for path in job.readable),
+        work=job.work,
+        settings=dict(job.settings),
+        blob_bytes=job.blob_bytes,
+        precision=limits.precision,
+        processes=limits.processes,
+        parallel=limits.parallel,
+    )
