@@ -172,9 +172,10 @@ class CellSum:
     ) -> NDArray[np.float64]:
         """Give values as whole grid steps, zero where there is no cell; plain values without DP."""
         if values_NK is None:
-            one = np.rint(self._plan.scale) if self._private else 1.0
-            return used_NK * one
-        steps_NK = np.where(used_NK, values_NK, np.float32(0)).astype(np.float64)
+            one = float(np.rint(self._plan.scale)) if self._private else 1.0
+            return used_NK.astype(np.float64) * one
+        chosen_NK = np.where(used_NK, values_NK, np.float32(0))
+        steps_NK: NDArray[np.float64] = chosen_NK.astype(np.float64)
         if not self._private:
             return steps_NK
         steps_NK *= self._plan.scale
@@ -182,7 +183,7 @@ class CellSum:
             np.rint(steps_NK, out=steps_NK)
             return steps_NK
         coins = self._coins.read(4 * steps_NK.size).view("<u4").reshape(steps_NK.shape)
-        steps_NK += coins * _COIN
+        np.add(steps_NK, coins * _COIN, out=steps_NK)
         np.floor(steps_NK, out=steps_NK)
         return steps_NK
 

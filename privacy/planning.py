@@ -28,6 +28,9 @@ from privacy.ring import MAX_BITS
 from privacy.secagg.encoding import hash_of
 from privacy.spec import VectorSpec
 
+_BOUNDED_ROOM = 2.0 ** (MAX_BITS - 2)
+"""Grid steps that bounded sums may take: half of the ring's, the rest is the noise's."""
+
 _EPSILON_SLACK = 1e-6  # relative: two libms may differ in the last digits of a logarithm
 
 
@@ -53,6 +56,9 @@ class PrivacyTerms:
         keep: Share of the (rotated) gradient's coordinates that a random subset keeps.
         signal_range: Largest expected coordinate of the sum, as a share of
             ``expected_batch_size * C``: fixes the bit width.
+        site_range: For sums whose size is bounded, as counts are: the most that one coordinate of
+            one site's sum can be. The ring then holds all members' sums and cannot wrap, and
+            ``expected_batch_size`` and ``signal_range`` are unused; 0 for other work.
     """
 
     mode: Mode
@@ -70,6 +76,7 @@ class PrivacyTerms:
     map_kind: MapKind
     keep: float
     signal_range: float
+    site_range: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -199,7 +206,7 @@ def _record_encoding(
     tail = terms.metrics_length if terms.map_kind.selects else 0
     linear_map = LinearMap(terms.map_kind, length, tail, kept, map_seed)
     d = linear_map.output_length
-    scale = choose_scale(norm, d)
+    scale = _record_scale(terms, norm, d, rules)
     sensitivity = RecordRule(
         linear_map=linear_map,
         metrics=terms.metrics_length,
@@ -225,7 +232,7 @@ def _record_encoding(
         map_seed=map_seed,
         kept=kept,
         scale=scale,
-        bits=bit_width(float(share), rules.members, _signal_sd(terms, scale, d)),
+        bits=bit_width(float(share), rules.members, _signal_sd(terms, scale, d, rules)),
         clip_gradient=terms.clipping_norm,
         clip_metrics=terms.metrics_norm,
         rounding=terms.rounding,
@@ -237,12 +244,33 @@ def _record_encoding(
     )
 
 
-def _signal_sd(terms: PrivacyTerms, scale: float, d: int) -> float:
+def _record_scale(terms: PrivacyTerms, norm: float, d: int, rules: CohortRules) -> float:
+    """Choose s; where the sum's size is bounded, no finer than the ring has room for.
+
+    Raises:
+        UsageError: Not even whole units fit.
+    """
+    scale = choose_scale(norm, d)
+    if not terms.site_range:
+        return scale
+    room = _BOUNDED_ROOM / (terms.site_range * rules.members)
+    if room < 1:
+        raise UsageError(
+            f"[privacy] max_records: sums of up to {terms.site_range:g} at each of"
+            f" {rules.members} sites are more than the {_BOUNDED_ROOM:g} that fit: lower it"
+        )
+    return min(scale, 2.0 ** math.floor(math.log2(room)))
+
+
+def _signal_sd(terms: PrivacyTerms, scale: float, d: int, rules: CohortRules) -> float:
     """Give the deviation of the summed signal's largest coordinate, grid units, from constants.
 
+    Where the size is bounded, so that `RANGE_DEVIATIONS` of it are the bound of all members.
     Without a rotation all of it may sit on one coordinate; a rotation spreads it over all, but for
     metrics beside a random subset, which no map touches.
     """
+    if terms.site_range:
+        return rules.members * terms.site_range * scale / RANGE_DEVIATIONS
     total = terms.signal_range * terms.expected_batch_size * scale
     whole = total * math.hypot(terms.clipping_norm, terms.metrics_norm)
     if not terms.map_kind.rotates:

@@ -5,12 +5,22 @@ One function for aggregator and sites: were there two, a job could mean two nois
 
 from dataclasses import replace
 
-from privacy.errors import UsageError
+from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import Mode
 from privacy.planning import PrivacyTerms
 from privacy.quantise import Rounding
 from privacy.spec import VectorSpec
-from tidegate.jobfile import FlowerApp, JobFile, RecordPrivacy, Task
+from tidegate.evaluation_layout import evaluation_norm, evaluation_spec
+from tidegate.jobfile import (
+    Evaluation,
+    FlowerApp,
+    JobFile,
+    NoPrivacy,
+    RecordPrivacy,
+    Statistics,
+    Task,
+)
+from tidegate.statistics_layout import StatisticsLayout
 
 
 def update_spec(job: JobFile, model: VectorSpec) -> VectorSpec:
@@ -19,15 +29,63 @@ def update_spec(job: JobFile, model: VectorSpec) -> VectorSpec:
     Args:
         job: A valid job file.
         model: The spec of the model version that is broadcast.
+
+    Raises:
+        PeerError: WRONG_SHAPE: such a job has another model.
+        UsageError: This version cannot run such a job.
     """
     if isinstance(job.work, Task | FlowerApp):
         return model
+    if isinstance(job.work, Evaluation):
+        return evaluation_spec(job.metrics)
+    if isinstance(job.work, Statistics):
+        layout = statistics_layout(job)
+        if model != layout.model_spec:
+            raise PeerError(Reason.WRONG_SHAPE, "the model is not the sums of the job's columns")
+        return layout.spec
     kind = type(job.work).__name__
     raise UsageError(f"this version cannot run {kind} yet")
 
 
+def statistics_layout(job: JobFile) -> StatisticsLayout:
+    """Give the layout of a statistics job's sums.
+
+    Raises:
+        UsageError: The job is another one.
+    """
+    if not isinstance(job.work, Statistics) or job.schema is None:
+        raise UsageError("only a [statistics] job has statistics")
+    return StatisticsLayout(job.schema, job.work.bins)
+
+
 def privacy_terms(job: JobFile) -> PrivacyTerms:
     """Give the privacy terms of a valid job file."""
+    if isinstance(job.work, Statistics):
+        return counted_terms(_terms(job), job, statistics_layout(job).norm, 1.0)
+    if isinstance(job.work, Evaluation):
+        terms = replace(_terms(job), metrics_length=0)  # they are the vector, nothing beside it
+        return counted_terms(terms, job, evaluation_norm(job.metrics), 1.0)
+    return _terms(job)
+
+
+def counted_terms(terms: PrivacyTerms, job: JobFile, norm: float, most: float) -> PrivacyTerms:
+    """Complete the terms of work that sums records as they are, by its public bounds.
+
+    Args:
+        terms: What the job file itself says.
+        job: The job file.
+        norm: The most that one record moves the vector, in L2.
+        most: The most that one record adds to one coordinate.
+    """
+    privacy = job.privacy
+    if isinstance(privacy, NoPrivacy):  # the plan's clip is then the bound of a site's whole sum
+        return replace(terms, clipping_norm=privacy.max_records * most)
+    if not isinstance(privacy, RecordPrivacy):
+        raise UsageError("records are summed in modes 'record-distributed' and 'none' only")
+    return replace(terms, clipping_norm=norm, site_range=privacy.max_records * most)
+
+
+def _terms(job: JobFile) -> PrivacyTerms:
     privacy = job.privacy
     plain = PrivacyTerms(
         mode=Mode(privacy.mode),

@@ -88,12 +88,17 @@ class SitePrivacy:
 
 @dataclass(frozen=True)
 class NoPrivacy:
-    """Mode ``none``: no noise; the whole site delta is clipped to ``clipping_norm``."""
+    """Mode ``none``: no noise; the whole site delta is clipped to ``clipping_norm``.
+
+    ``max_records`` bounds a site's records where sums over records are taken as they are (trees,
+    statistics, evaluation); 0 for other work.
+    """
 
     clipping_norm: float
     metrics_norm: float
     unit: PrivacyUnit = PrivacyUnit("none")
     mode: str = NONE
+    max_records: int = 0
 
 
 Privacy = RecordPrivacy | LocalPrivacy | SitePrivacy | NoPrivacy

@@ -34,7 +34,7 @@ _KEYS = {
         "epochs",
     ),
     SITE: (*_TARGET, "unit", *_NORMS),
-    NONE: ("mode", *_NORMS),
+    NONE: ("mode", "max_records", *_NORMS),
 }
 _ALL_KEYS = tuple(dict.fromkeys(key for keys in _KEYS.values() for key in keys))
 _POSITIVE = Span(0, 1e9, open_low=True)
@@ -68,7 +68,11 @@ def read_privacy(top: Table, work: Work, metrics_length: int) -> Privacy:
         clipping_norm = table.number("clipping_norm", _POSITIVE)
     metrics_norm = _read_metrics_norm(table, work, metrics_length)
     if mode == NONE:
-        return NoPrivacy(clipping_norm, metrics_norm)
+        if not counted and table.has("max_records"):
+            raise table.bad("max_records", "must be absent for mode = 'none' but where sums count")
+        return NoPrivacy(
+            clipping_norm, metrics_norm, max_records=_read_most(table) if counted else 0
+        )
     if mode == SITE:
         table.choice("unit", ("site",), "site")
         return SitePrivacy(*_read_target(table), clipping_norm, metrics_norm, _read_noise(table))
@@ -81,12 +85,12 @@ def read_privacy(top: Table, work: Work, metrics_length: int) -> Privacy:
         if everyone is None
         else table.number("sampling_rate", rate, everyone)
     )
-    max_records = table.whole("max_records", Span(1, 10**9), 1_000_000)
+    max_records = _read_most(table)
     batch = 0
     if not counted:
         batch = table.whole("expected_batch_size", Span(1, 10**9))
-    elif table.has("expected_batch_size"):
-        raise table.bad("expected_batch_size", "must be absent: sums are not divided here")
+    else:
+        _check_counted(table, unit)
     if mode == RECORD_LOCAL:
         return LocalPrivacy(
             epsilon=epsilon,
@@ -113,6 +117,20 @@ def read_privacy(top: Table, work: Work, metrics_length: int) -> Privacy:
         noise_multiplier=_read_noise(table),
         unit=unit,
     )
+
+
+def _check_counted(table: Table, unit: PrivacyUnit) -> None:
+    """Refuse what sums over single records have no use for."""
+    if table.has("expected_batch_size"):
+        raise table.bad("expected_batch_size", "must be absent: sums are not divided here")
+    if table.has("rounding") and table.fields["rounding"] != Rounding.RECORD.value:
+        raise table.bad("rounding", "must be 'record' or absent: each record's values are checked")
+    if unit.kind == "user":
+        raise table.bad(
+            "unit",
+            "must be 'record' for this work: a site whose budget is by user charges each record as"
+            " the most rows that a user has",
+        )
 
 
 def _check_combination(table: Table, mode: str, work: Work) -> None:
@@ -149,6 +167,10 @@ def _read_target(table: Table) -> tuple[float, float]:
     """Read (epsilon, delta_dp); a ``delta_dp`` of 1e-3 or more would allow publishing records."""
     epsilon = table.number("epsilon", Span(0, 100, open_low=True))
     return epsilon, table.number("delta_dp", Span(0, 1e-3, open_low=True, open_high=True))
+
+
+def _read_most(table: Table) -> int:
+    return table.whole("max_records", Span(1, 10**9), 1_000_000)
 
 
 def _read_noise(table: Table) -> float | None:

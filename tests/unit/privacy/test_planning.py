@@ -161,3 +161,20 @@ def test_one_metric_of_every_record_of_the_batch_fits_the_ring(kind):
     noise = 5 * math.sqrt(RULES.members * plan.noise_variance)
     assert np.abs(summed).max() <= 2 ** (plan.bits - 1)
     assert noise <= 2 ** (plan.bits - 1)
+
+
+@pytest.mark.parametrize("max_records", [1000, 1_000_000, 50_000_000])
+def test_bounded_sums_of_all_members_fit_the_ring(max_records):
+    terms = replace(TERMS, rounds=1, metrics_norm=0.0, metrics_length=0, site_range=max_records)
+    bounded = derive_encoding(terms, SPEC, RULES, SEED)
+    noise = math.sqrt(RULES.members * bounded.noise_variance)
+    most = RULES.members * max_records * bounded.scale
+    assert most + 4 * noise < 2 ** (bounded.bits - 1)
+    assert bounded.scale >= 1
+    assert check_encoding(bounded, terms, SPEC, RULES) <= terms.epsilon * (1 + 1e-6)
+
+
+def test_sums_that_no_ring_holds_are_refused():
+    terms = replace(TERMS, metrics_norm=0.0, metrics_length=0, site_range=1e9)
+    with pytest.raises(UsageError, match="max_records"):
+        derive_encoding(terms, SPEC, RULES, SEED)
