@@ -191,7 +191,7 @@ class SimulatedSite:
             case SignStep(ctx, purpose, message):
                 return [AttemptSigned(ctx, purpose, self._credentials.signer.sign(message))]
             case CommitStep():
-                self._last_accepted = (command.round, command.attempt)
+                self._last_accepted = (command.key.round, command.attempt)
                 return [StepCommitted(command.ctx, command.commit.step)]
             case Train():
                 self._start(self._train(link, command))
@@ -240,7 +240,7 @@ class SimulatedSite:
             digest.update(convert.download_chunk_from_wire(answer, command.model_size).data)
         if digest.digest() != command.model_sha256:
             raise RuntimeError("the model that came is not the one that was announced")
-        await self._take(link, Trained(command.job_id, command.version, 0.0))
+        await self._take(link, Trained(command.job_id, command.key, 0.0))
 
     async def _upload(self, link: Link, command: UploadUpdate) -> None:
         plan = self._plans[command.job_id]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from edge_node.commands import UpdateKey
 from edge_node.rounds.contract import LocalRound
 from edge_node.upload import MaskedBytes
 from privacy.errors import PeerError, Reason
@@ -15,7 +16,7 @@ class Bench:
 
     Attributes:
         jobs: Accepted jobs, ready to train.
-        ready: The update of a job that was not charged yet, with its model version.
+        ready: The update of a job that was not charged yet, with what it was made for.
         charged: Updates by attempt, from slot 2 until the attempt is erased.
         masked: Masked forms by attempt, for a repeated upload.
         joining: Serial and secrets of an attempt until its step 1 is durable.
@@ -23,7 +24,7 @@ class Bench:
     """
 
     jobs: dict[str, LocalRound] = field(default_factory=dict)
-    ready: dict[str, tuple[int, NoisedUpdate]] = field(default_factory=dict)
+    ready: dict[str, tuple[UpdateKey, NoisedUpdate]] = field(default_factory=dict)
     charged: dict[bytes, NoisedUpdate] = field(default_factory=dict)
     masked: dict[bytes, MaskedBytes] = field(default_factory=dict)
     joining: dict[bytes, tuple[int, SiteSecrets]] = field(default_factory=dict, repr=False)

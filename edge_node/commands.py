@@ -6,7 +6,7 @@ and gives commands to be carried out **in order**. Nothing here does I/O.
 
 from dataclasses import dataclass, field
 
-from privacy.errors import Reason
+from privacy.errors import PeerError, Reason
 from privacy.pipeline import EncodingPlan
 from privacy.secagg.commands import Commit, Purpose, Step
 from privacy.secagg.messages import (
@@ -21,7 +21,23 @@ from privacy.secagg.messages import (
 )
 from privacy.secagg.site import SiteSecrets
 from tidegate.manifest import Manifest
-from tidegate.messages import AggregatorMessage, AttemptResult, JobOffer, SiteMessage
+from tidegate.messages import (
+    TRAIN,
+    AggregatorMessage,
+    AttemptResult,
+    JobOffer,
+    SiteMessage,
+    is_evaluation,
+)
+
+
+@dataclass(frozen=True)
+class UpdateKey:
+    """What an update is made for, and good for: one exchange, one model version, one purpose."""
+
+    round: int
+    version: int
+    purpose: str = TRAIN
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,7 @@ class AcceptedJob:
 
     Attributes:
         plan: The encoding as offered and checked.
+        evaluation: That of evaluations; None where the job has none.
         step_timeout_s: Seconds without progress after which the site leaves an attempt.
         previous_survivors: Who was in the job's last sum before a restart, as the store knows it.
     """
@@ -38,6 +55,19 @@ class AcceptedJob:
     plan: EncodingPlan
     step_timeout_s: float = 600.0
     previous_survivors: frozenset[Fingerprint] | None = None
+    evaluation: EncodingPlan | None = None
+
+    def plan_for(self, purpose: str) -> EncodingPlan:
+        """Give the encoding of updates for a purpose.
+
+        Raises:
+            PeerError: POLICY: the job has no evaluation.
+        """
+        if not is_evaluation(purpose):
+            return self.plan
+        if self.evaluation is None:
+            raise PeerError(Reason.POLICY, "the job declares no evaluation, so none is made")
+        return self.evaluation
 
 
 # --- local events --------------------------------------------------------------------------------
@@ -65,10 +95,10 @@ class JobJudged:
 
 @dataclass(frozen=True)
 class Trained:
-    """An update lies ready: the version it was taken at, and the epsilon spent so far."""
+    """An update lies ready: what it was made for, and the epsilon spent so far."""
 
     job_id: str
-    version: int
+    key: UpdateKey
     epsilon_spent: float
 
 
@@ -77,7 +107,7 @@ class TrainFailed:
     """There is no update: the budget is gone, the app failed, the model did not arrive."""
 
     job_id: str
-    version: int
+    key: UpdateKey
     reason: Reason
     detail: str
     epsilon_spent: float
@@ -206,9 +236,10 @@ class Train:
     """Fetch this model version and make an update from it; answer ``Trained``/``TrainFailed``."""
 
     job_id: str
-    version: int
+    key: UpdateKey
     model_sha256: bytes
     model_size: int
+    config: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -232,9 +263,8 @@ class CommitStep:
 
     ctx: bytes
     job_id: str
-    round: int
+    key: UpdateKey
     attempt: int
-    version: int
     commit: Commit
     facts: bytes = b""
     survivors: tuple[Fingerprint, ...] = ()

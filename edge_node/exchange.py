@@ -150,7 +150,7 @@ class Exchange:
         charged = Step.MASKED_UPDATE in stored
         state.ctx = ctx = context.digest()
         slot = stored.get(Step.CONSISTENCY)
-        survivors = _survivors(machine, slot) if self._is_plain(job_id) else ()
+        survivors = _survivors(machine, slot) if self._is_plain(job_id, known) else ()
         self._attempts[ctx] = LiveAttempt(
             ctx, machine, job_id, context, known, charged, survivors=survivors
         )
@@ -220,7 +220,7 @@ class Exchange:
             # Accepting a+1 kills a: its abort is signed and durable before a+1 begins.
             state.next_roster = event
             return self._abort(older, "a newer attempt was opened", now_s)
-        if state.update is None or state.update != state.wanted.version:
+        if state.update is None or state.update != state.wanted_key:
             raise PeerError(Reason.REPLAY, "this site has no update that is not used up")
         if event.own_bundle is None or event.secrets is None:
             raise PeerError(Reason.REPLAY, "the roster holds no bundle of this site's stock")
@@ -316,30 +316,30 @@ class Exchange:
 
     def _commit(self, ctx: bytes, live: LiveAttempt, commit: Commit) -> CommitStep:
         """Add what is stored with a step: what it was begun with, or whose sum may be opened."""
-        context, step = live.context, commit.step
-        if step is Step.CONSISTENCY and self._is_plain(live.job_id):
+        step = commit.step
+        if step is Step.CONSISTENCY and self._is_plain(live.job_id, live.facts):
             live.survivors = _survivors(live.machine, commit.slot)
         return CommitStep(
             ctx=ctx,
             job_id=live.job_id,
-            round=context.round,
-            attempt=context.attempt,
-            version=live.facts.version,
+            key=live.facts.key,
+            attempt=live.context.attempt,
             commit=commit,
             facts=live.facts.encode() if step is Step.SHARE_KEYS else b"",
             survivors=live.survivors if step is Step.UNMASK else (),
         )
 
-    def _is_plain(self, job_id: str) -> bool:
-        """Whether the rule on adjacent cohorts holds for a job: noise does not hide its sums."""
+    def _is_plain(self, job_id: str, facts: AttemptFacts) -> bool:
+        """Whether the rule on adjacent cohorts holds: noise does not hide the job's sums."""
         state = self._jobs.get(job_id)
-        return state is not None and state.job.plan.mode is Mode.NONE
+        return state is not None and _mode(state, facts) is Mode.NONE
 
     def _upload(self, ctx: bytes, live: LiveAttempt, terms: tuple[MaskTerm, ...]) -> Commands:
         state = self._jobs.get(live.job_id)
         if state is None:
             return []
-        return [UploadUpdate(ctx, live.job_id, state.job.plan.bits, terms)]
+        plan = state.job.plan_for(live.facts.key.purpose)
+        return [UploadUpdate(ctx, live.job_id, plan.bits, terms)]
 
     def _on_erase(self, ctx: bytes, live: LiveAttempt, now_s: float) -> Commands:
         """Close an attempt; an uncharged update is ready again, a waiting roster is next."""
@@ -374,7 +374,7 @@ class Exchange:
     def _config(
         self, sealed: _Sealed, state: JobState, context: AttemptContext, facts: AttemptFacts
     ) -> SiteConfig:
-        mode, survivors = state.job.plan.mode, state.previous_survivors
+        mode, survivors = _mode(state, facts), state.previous_survivors
         return SiteConfig(
             me=self._identity.me,
             suite=suite_named(sealed.manifest.suite),
@@ -385,6 +385,10 @@ class Exchange:
             last_accepted=facts.last_accepted,
             step_timeout_s=state.job.step_timeout_s,
         )
+
+
+def _mode(state: JobState, facts: AttemptFacts) -> Mode:
+    return state.job.plan_for(facts.key.purpose).mode
 
 
 def _survivors(machine: SiteAttempt, slot: bytes | None) -> tuple[Fingerprint, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
-from edge_node.commands import AcceptedJob, RosterArrived
+from edge_node.commands import AcceptedJob, RosterArrived, UpdateKey
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import encoding_for_version
@@ -53,8 +53,8 @@ class JobState:
     Attributes:
         wanted: The newest train request; None before the first.
         head: Head of the version chain up to ``wanted.version``.
-        training: The version that the shell trains from; None when it does not.
-        update: The version of the update that lies ready and was not charged; None without one.
+        training: What the shell makes an update for; None when it does not.
+        update: What the update that lies ready was made for, uncharged; None without one.
         epsilon_spent: As the shell last said; shown to the operator.
         announced: ``Ready`` was sent for the update, and no roster has come for it since.
         ctx: The live attempt's context.
@@ -65,14 +65,19 @@ class JobState:
     job: AcceptedJob
     wanted: TrainRequest | None = None
     head: bytes = b""
-    training: int | None = None
-    update: int | None = None
+    training: UpdateKey | None = None
+    update: UpdateKey | None = None
     epsilon_spent: float = 0.0
     announced: bool = False
     ctx: bytes | None = None
     next_roster: RosterArrived | None = None
     previous_survivors: frozenset[Fingerprint] | None = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def wanted_key(self) -> UpdateKey | None:
+        """Return what the newest train request asks an update for."""
+        return None if self.wanted is None else key_of(self.wanted)
 
     @property
     def may_announce(self) -> bool:
@@ -86,24 +91,14 @@ class JobState:
             False when the chain up to it is unknown here, so that its head is taken as given.
 
         Raises:
-            PeerError: EQUIVOCATION: another model for a version that the site knows; REPLAY: an
-                older version or round.
+            PeerError: EQUIVOCATION: another model for a version that the site knows, or another
+                request for a round; REPLAY: an older version or round; POLICY: no such purpose.
         """
+        self.job.plan_for(request.purpose)
         last = self.wanted
         before = chain_start(self.job.job_id) if request.version == 0 else b""
         if last is not None:
-            if (request.version, request.round) < (last.version, last.round):
-                raise PeerError(
-                    Reason.REPLAY,
-                    f"round {request.round} from version {request.version} was asked after round"
-                    f" {last.round} from version {last.version}",
-                )
-            if request.version == last.version and (
-                request.model_sha256 != last.model_sha256 or request.chain_head != self.head
-            ):
-                raise PeerError(
-                    Reason.EQUIVOCATION, f"two different models for version {request.version}"
-                )
+            _check_order(last, request)
             if request.version == last.version + 1:
                 before = self.head
         known = bool(before)
@@ -119,14 +114,14 @@ class JobState:
 
     def ready(self, now_s: float) -> Ready:
         """Say that the update lies ready."""
-        if self.wanted is None or self.update is None:
+        if self.update is None:
             raise UsageError("a site without an update cannot be ready")
         spent_s = self.stopwatch.read(now_s)
         self.announced = True
         return Ready(
             job_id=self.job.job_id,
-            round=self.wanted.round,
-            version=self.update,
+            round=self.update.round,
+            version=self.update.version,
             epsilon_spent=self.epsilon_spent,
             train_s=spent_s[Phase.TRAIN],
             exchange_s=spent_s[Phase.EXCHANGE],
@@ -134,17 +129,40 @@ class JobState:
         )
 
 
+def key_of(request: TrainRequest) -> UpdateKey:
+    """Give what a train request asks an update for."""
+    return UpdateKey(request.round, request.version, request.purpose)
+
+
+def _check_order(last: TrainRequest, request: TrainRequest) -> None:
+    """Hold a request against the one before: rounds rise, versions never fall, nothing changes."""
+    if request.version < last.version or request.round < last.round:
+        raise PeerError(
+            Reason.REPLAY,
+            f"round {request.round} from version {request.version} was asked after round"
+            f" {last.round} from version {last.version}",
+        )
+    model, known = (
+        (asked.version, asked.model_sha256, asked.chain_head) for asked in (request, last)
+    )
+    if request.version == last.version and model != known:
+        raise PeerError(Reason.EQUIVOCATION, f"two different models for version {request.version}")
+    if request.round == last.round and request != last:
+        raise PeerError(Reason.EQUIVOCATION, f"two different requests for round {request.round}")
+
+
 @dataclass(frozen=True)
 class AttemptFacts:
     """What an attempt was begun with, kept with slot 1 so that a crash does not lose it."""
 
-    version: int
+    key: UpdateKey
     chain_head: bytes
     last_accepted: tuple[int, int]
 
     def encode(self) -> bytes:
         """Give the bytes that are stored."""
-        return json.dumps([self.version, self.chain_head.hex(), list(self.last_accepted)]).encode()
+        key = [self.key.round, self.key.version, self.key.purpose]
+        return json.dumps([key, self.chain_head.hex(), list(self.last_accepted)]).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> "AttemptFacts":
@@ -154,21 +172,23 @@ class AttemptFacts:
             UsageError: The stored bytes are damaged.
         """
         try:
-            version, head, (number, attempt) = json.loads(raw)
-            return cls(int(version), bytes.fromhex(head), (int(number), int(attempt)))
+            (of_round, version, purpose), head, (number, attempt) = json.loads(raw)
+            key = UpdateKey(int(of_round), int(version), str(purpose))
+            return cls(key, bytes.fromhex(head), (int(number), int(attempt)))
         except (ValueError, TypeError) as error:
             raise UsageError("a stored attempt is damaged; run `edge-node reconcile`") from error
 
     def expected_plan(self, job: AcceptedJob) -> ExpectedPlan:
         """Give what the roster's plan must say: the site's own derivation for this version."""
-        plan, encoding = encoding_of(job.plan, self.version)
+        version = self.key.version
+        plan, encoding = encoding_of(job.plan_for(self.key.purpose), version)
         return ExpectedPlan(
             encoding=encoding,
             ring_bits=plan.bits,
             length=plan.length,
             chain_head=self.chain_head,
-            own_version=self.version,
-            newest_version=self.version,
+            own_version=version,
+            newest_version=version,
             noised=plan.mode is not Mode.NONE,
         )
 

@@ -31,7 +31,7 @@ from edge_node.commands import (
     TrainFailed,
 )
 from edge_node.exchange import Commands, Exchange, SiteIdentity
-from edge_node.job_state import JobState, Phase
+from edge_node.job_state import JobState, Phase, key_of
 from edge_node.policy import Policy
 from privacy.errors import PeerError, Reason
 from tidegate.manifest import Manifest, parse_and_verify
@@ -217,18 +217,18 @@ class Participant:
 
     def _train_or_announce(self, state: JobState, now_s: float) -> Commands:
         request = state.wanted
-        if request is None or state.training == request.version:
+        if request is None or state.training == state.wanted_key:
             return []
-        if state.update == request.version:
+        if state.update == state.wanted_key:
             return [SendMessage(state.ready(now_s))]
         if state.training is not None:
-            return []  # the result will be stale, and the wanted version is trained after it
+            return []  # the result will be stale, and the wanted update is made after it
         state.update, state.announced = None, False
-        state.training = request.version
+        state.training = key = key_of(request)
         state.stopwatch.enter(Phase.TRAIN, now_s)
         return [
             DropUpdate(request.job_id),
-            Train(request.job_id, request.version, request.model_sha256, request.model_size),
+            Train(request.job_id, key, request.model_sha256, request.model_size, request.config),
         ]
 
     def _on_trained(self, event: Trained, now_s: float) -> Commands:
@@ -238,9 +238,9 @@ class Participant:
         state.training = None
         state.epsilon_spent = event.epsilon_spent
         state.stopwatch.enter(Phase.WAIT, now_s)
-        if state.wanted is None or event.version != state.wanted.version:
+        if event.key != state.wanted_key:
             return [DropUpdate(event.job_id), *self._train_or_announce(state, now_s)]
-        state.update = event.version
+        state.update = event.key
         return [SendMessage(state.ready(now_s))]
 
     def _on_train_failed(self, event: TrainFailed, now_s: float) -> Commands:
@@ -250,8 +250,8 @@ class Participant:
         state.training = None
         state.epsilon_spent = event.epsilon_spent
         state.stopwatch.enter(Phase.WAIT, now_s)
-        number = event.version + 1  # round r trains from version r - 1
-        stale = event.version != state.wanted.version
+        number = event.key.round
+        stale = event.key != state.wanted_key
         facts: dict[str, object] = {"job": event.job_id, "round": number}
         note = Note(
             "not ready", {**facts, "reason": event.reason, "why": event.detail}, warning=True

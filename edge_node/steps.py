@@ -76,7 +76,7 @@ class StepWriter:
         return StoredAttempt(
             ctx=command.ctx,
             job_id=command.job_id,
-            round=command.round,
+            round=command.key.round,
             attempt=command.attempt,
             facts=command.facts,
             secrets=pack_secrets(secrets),
@@ -84,8 +84,8 @@ class StepWriter:
         )
 
     def _update(self, command: CommitStep) -> NoisedUpdate:
-        version, update = self._bench.ready.get(command.job_id, (-1, None))
-        if update is None or version != command.version:
+        key, update = self._bench.ready.get(command.job_id, (None, None))
+        if update is None or key != command.key:
             raise PeerError(
                 Reason.STOPPED, "the update of this attempt was lost in a restart; nothing charged"
             )
@@ -95,11 +95,10 @@ class StepWriter:
         job = self._bench.jobs[command.job_id].job
         occasion = Occasion(
             job_id=command.job_id,
-            round_number=command.round,
+            round_number=command.key.round,
             attempt=command.attempt,
             context_digest=command.ctx.hex(),
             tier=job.tier,
         )
-        return self._ledgers.prepare(
-            job.dataset.dataset_id, job.event, occasion, round(time.time(), 3)
-        )
+        _, event = job.terms_for(command.key.purpose)
+        return self._ledgers.prepare(job.dataset.dataset_id, event, occasion, round(time.time(), 3))

@@ -28,6 +28,7 @@ from edge_node.store_schema import (
     StoredBundle,
     StoredJob,
     StoredLedger,
+    StoredState,
     connect,
     make_private_folder,
     read_ledgers,
@@ -39,6 +40,7 @@ from tidegate.keys import write_private
 _LARGE_UPDATE_BYTES = 4 << 20
 """A larger update lies in a file of its own, so that the database's log stays small."""
 _FINGERPRINT_BYTES = 32
+_JOB_COLUMNS = "job_id, job_toml, app_sha256, app_size, vector_spec, encoding, evaluation_encoding"
 _RECONCILE = "this site does no work until an administrator has run `edge-node reconcile`"
 
 
@@ -390,7 +392,7 @@ class Store:
         self.check_job(job)
         with self._transaction():
             self._db.execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, 'accepted')"
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, 'accepted')"
                 " ON CONFLICT (job_id) DO UPDATE SET state = 'accepted'",
                 astuple(job),
             )
@@ -398,8 +400,7 @@ class Store:
     def job(self, job_id: str) -> StoredJob | None:
         """Give an accepted job."""
         row = self._db.execute(
-            "SELECT job_id, job_toml, app_sha256, app_size, vector_spec, encoding FROM jobs"
-            " WHERE job_id = ?",
+            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE job_id = ?",  # noqa: S608 - a constant
             (job_id,),
         ).fetchone()
         return None if row is None else StoredJob(*row)
@@ -407,7 +408,7 @@ class Store:
     def open_jobs(self) -> list[StoredJob]:
         """Give the accepted jobs that have not ended."""
         rows = self._db.execute(
-            "SELECT job_id, job_toml, app_sha256, app_size, vector_spec, encoding FROM jobs"
+            f"SELECT {_JOB_COLUMNS} FROM jobs"  # noqa: S608 - a constant
             " WHERE state = 'accepted' ORDER BY rowid"
         ).fetchall()
         return [StoredJob(*row) for row in rows]
@@ -424,9 +425,26 @@ class Store:
             return None
         return bytes(row[0])
 
-    def end_job(self, job_id: str, state: str) -> None:
-        """Mark a job as over and forget the secrets of its attempts."""
+    def put_app_state(self, job_id: str, state: StoredState) -> None:
+        """Keep which contents are a Flower app's state; the files are whole and synced by now."""
         with self._transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO app_states VALUES (?, ?, ?, ?, ?, ?)",
+                (job_id, *astuple(state)),
+            )
+
+    def app_state(self, job_id: str) -> StoredState | None:
+        """Give what a Flower app remembers of a job; None before its first update."""
+        row = self._db.execute(
+            "SELECT round, version, purpose, before, after FROM app_states WHERE job_id = ?",
+            (job_id,),
+        ).fetchone()
+        return None if row is None else StoredState(*row)
+
+    def end_job(self, job_id: str, state: str) -> None:
+        """Mark a job as over, forget the secrets of its attempts and what its app remembers."""
+        with self._transaction():
+            self._db.execute("DELETE FROM app_states WHERE job_id = ?", (job_id,))
             self._db.execute("UPDATE jobs SET state = ? WHERE job_id = ?", (state, job_id))
             self._db.execute(
                 "DELETE FROM apps WHERE sha256 NOT IN"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from privacy.errors import UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
@@ -55,11 +55,22 @@ CREATE TABLE jobs (
   app_size INTEGER NOT NULL,
   vector_spec BLOB NOT NULL,
   encoding BLOB NOT NULL,
+  evaluation_encoding BLOB NOT NULL,
   state TEXT NOT NULL
 ) STRICT;
 -- U3 of the last sum of a job that this site released its shares for: fingerprints in a row. It
 -- outlives the job: one that ends and is offered again must not shake the rule off.
 CREATE TABLE last_sums (job_id TEXT PRIMARY KEY, survivors BLOB NOT NULL) STRICT;
+-- What a Flower app remembers of a job: digests of what the call for this update began with, and of
+-- what it left. The contents are files (`app_states.py`).
+CREATE TABLE app_states (
+  job_id TEXT PRIMARY KEY,
+  round INTEGER NOT NULL,
+  version INTEGER NOT NULL,
+  purpose TEXT NOT NULL,
+  before BLOB NOT NULL,
+  after BLOB NOT NULL
+) STRICT;
 CREATE TABLE apps (sha256 BLOB PRIMARY KEY, content BLOB NOT NULL) STRICT;
 """
 
@@ -140,6 +151,23 @@ class StoredJob:
     app_size: int
     vector_spec: bytes
     encoding: bytes
+    evaluation_encoding: bytes = b""
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A Flower app's state as of its newest update: what for, and two digests of contents.
+
+    Attributes:
+        before: Of the state that the call began with; empty for a new one.
+        after: Of the state that it left.
+    """
+
+    round: int
+    version: int
+    purpose: str
+    before: bytes
+    after: bytes
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:

@@ -30,15 +30,17 @@ class UpdateDesk:
 
     async def make(self, command: Train) -> Trained | TrainFailed:
         """Fetch the model version and make an update from it, if the budget still allows one."""
-        job_id, version = command.job_id, command.version
+        job_id, key = command.job_id, command.key
         local = self._bench.jobs[job_id]
         dataset_id = local.job.dataset.dataset_id
         try:
-            self._ledgers.look_ahead(dataset_id, local.job.event)
+            _, event = local.job.terms_for(key.purpose)
+            self._ledgers.look_ahead(dataset_id, event)
             model_D = read_model(await self._model(command), local.job.spec)
-            update = await local.make_update(RoundRequest(version + 1, version, model_D))
+            request = RoundRequest(key.round, key.version, model_D, key.purpose, command.config)
+            update = await local.make_update(request)
         except TrainerFailure as error:
-            log.warning("training failed", job=job_id, version=version, detail=error.detail)
+            log.warning("training failed", job=job_id, round=key.round, detail=error.detail)
             return self._failed(command, dataset_id, error)
         except PeerError as error:
             return self._failed(command, dataset_id, error)
@@ -46,8 +48,8 @@ class UpdateDesk:
             log.warning("training is not possible here", job=job_id, why=error)
             told = PeerError(Reason.TRAINER_FAILED, "this site cannot train now")
             return self._failed(command, dataset_id, told)
-        self._bench.ready[job_id] = (version, update)
-        return Trained(job_id, version, self._spent(dataset_id))
+        self._bench.ready[job_id] = (key, update)
+        return Trained(job_id, key, self._spent(dataset_id))
 
     async def send(self, command: UploadUpdate) -> UploadFailed | None:
         """Mask by slot 2 and upload; the same bytes however often it is asked."""
@@ -70,7 +72,7 @@ class UpdateDesk:
     def _failed(self, command: Train, dataset_id: str, error: PeerError) -> TrainFailed:
         spent = self._spent(dataset_id)
         why = str(error.args[0])
-        return TrainFailed(command.job_id, command.version, error.reason, why, spent)
+        return TrainFailed(command.job_id, command.key, error.reason, why, spent)
 
     def _spent(self, dataset_id: str) -> float:
         """Give the epsilon spent for the operator's display; 0 where it is infinite (no DP)."""

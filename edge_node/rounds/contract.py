@@ -17,9 +17,15 @@ from privacy.pipeline import EncodingPlan
 from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.jobfile import JobFile
+from tidegate.messages import TRAIN, is_evaluation
 
-TRAIN = "train"
-EVALUATE = "evaluate"
+
+@dataclass(frozen=True)
+class EvaluationTerms:
+    """How a Flower app's evaluation is encoded, and what one sum of it is charged as."""
+
+    plan: EncodingPlan
+    event: Event
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class JobAtSite:
         event: What one sum is charged as.
         tier: Who is trusted with the clip, in the words of the ledger.
         dataset: The site's rows.
+        evaluation: Plan and event of a Flower app's evaluation; None where the job has none.
     """
 
     job_id: str
@@ -43,6 +50,19 @@ class JobAtSite:
     event: Event
     tier: str
     dataset: Dataset
+    evaluation: EvaluationTerms | None = None
+
+    def terms_for(self, purpose: str) -> tuple[EncodingPlan, Event]:
+        """Give how an update for a purpose is encoded, and what its sum is charged as.
+
+        Raises:
+            PeerError: POLICY: the job has no evaluation.
+        """
+        if not is_evaluation(purpose):
+            return self.plan, self.event
+        if self.evaluation is None:
+            raise PeerError(Reason.POLICY, "the job declares no evaluation, so none is made")
+        return self.evaluation.plan, self.evaluation.event
 
 
 @dataclass(frozen=True)
@@ -53,8 +73,8 @@ class RoundRequest:
         round: The exchange's number, from 1, strictly increasing.
         version: Of the model.
         model_D: The model version, shape (D,), finite.
-        purpose: "train", or "evaluate" for a Flower app's evaluation.
-        config: A Flower app's message settings, as sent; empty for other work.
+        purpose: "train", or "evaluate" for a Flower app's evaluation; its own action after a dot.
+        config: A Flower app's message settings (``tidegate.flower_config``); empty for other work.
     """
 
     round: int

@@ -24,6 +24,11 @@ TRAIN = "train"
 EVALUATE = "evaluate"
 
 
+def is_evaluation(purpose: str) -> bool:
+    """Tell whether an update for this purpose is an evaluation's, by the word before the dot."""
+    return purpose.partition(".")[0] == EVALUATE
+
+
 @dataclass(frozen=True)
 class Hello:
     """Site to aggregator, first on a session: who speaks which protocol, with which key stock."""

@@ -59,9 +59,10 @@ def open_policy(**changes):
 class SimSite:
     """One participant and its shell; ``sent`` holds what went to the aggregator."""
 
-    def __init__(self, name, manifest=None, policy=None, plan=PLAN):
+    def __init__(self, name, manifest=None, policy=None, plan=PLAN, evaluation=None):
         self.name = name
         self.plan = plan
+        self.evaluation = evaluation
         self.signer = signer(P256.name, name)
         self.me = self.signer.fingerprint
         identity = SiteIdentity(
@@ -88,6 +89,11 @@ class SimSite:
         self.last_accepted = {}
         self.hold_training = False
         self.held = None
+
+    def accepted(self, job_id):
+        return ec.AcceptedJob(
+            job_id, self.plan, previous_survivors=self.last_sum, evaluation=self.evaluation
+        )
 
     def feed(self, event):
         events = deque([event])
@@ -122,8 +128,7 @@ class SimSite:
             case ec.RefillBundles(count):
                 self.refill(count)
             case ec.ConsiderJob(offer):
-                job = ec.AcceptedJob(offer.job_id, self.plan, previous_survivors=self.last_sum)
-                return ec.JobJudged(offer.job_id, job)
+                return ec.JobJudged(offer.job_id, self.accepted(offer.job_id))
             case ec.Train():
                 return self.train(command)
             case ec.SignStep(ctx, purpose, message):
@@ -156,7 +161,7 @@ class SimSite:
     def train(self, command):
         if self.train_error is not None:
             reason, why = self.train_error
-            return ec.TrainFailed(command.job_id, command.version, reason, why, 0.5)
+            return ec.TrainFailed(command.job_id, command.key, reason, why, 0.5)
         if self.hold_training:
             self.held = command
             return None
@@ -164,9 +169,9 @@ class SimSite:
 
     def finish_training(self, command):
         self.trained += 1
-        value = seed(self.name, command.version, self.trained)[0] - 128
-        self.ready[command.job_id] = (command.version, np.arange(5, dtype=np.int64) * value)
-        return ec.Trained(command.job_id, command.version, 0.25)
+        value = seed(self.name, command.key.version, self.trained)[0] - 128
+        self.ready[command.job_id] = (command.key, np.arange(5, dtype=np.int64) * value)
+        return ec.Trained(command.job_id, command.key, 0.25)
 
     def commit(self, command):
         step = command.commit.step
@@ -176,11 +181,11 @@ class SimSite:
         assert step not in slots, "a slot is written once"
         slots[step] = command.commit.slot
         if step is sc.Step.SHARE_KEYS:
-            self.last_accepted[command.job_id] = (command.round, command.attempt)
+            self.last_accepted[command.job_id] = (command.key.round, command.attempt)
             self.begun[command.ctx] = command
         if step is sc.Step.MASKED_UPDATE:
-            version, update = self.ready.pop(command.job_id)
-            assert version == command.version
+            key, update = self.ready.pop(command.job_id)
+            assert key == command.key
             self.charged[command.ctx] = update
             if command.commit.charge:
                 self.charges.append(command.ctx)
@@ -199,11 +204,16 @@ class SimSite:
 class SimAggregator:
     """Rounds over simulated sites; ``lose`` says at which step a site falls silent."""
 
-    def __init__(self, names, policies=None, colluders=1, min_survivors=4, plan=PLAN):
+    def __init__(
+        self, names, policies=None, colluders=1, min_survivors=4, plan=PLAN, evaluation=None
+    ):
         self.manifest, (self.raw, self.signature) = make_manifest(names, colluders, min_survivors)
         policies = policies or {}
         self.plan = plan
-        self.sites = {name: SimSite(name, None, policies.get(name), plan) for name in names}
+        self.evaluation = evaluation
+        self.sites = {
+            name: SimSite(name, None, policies.get(name), plan, evaluation) for name in names
+        }
         self.by_me = {site.me: site for site in self.sites.values()}
         self.stock = {site.me: deque() for site in self.sites.values()}
         self.delivered = []
@@ -211,6 +221,11 @@ class SimAggregator:
         self.job_id = "job-1"
         self.attempt = 0
         self.round = 1
+        self.purpose = m.TRAIN
+
+    @property
+    def round_plan(self):
+        return self.evaluation if m.is_evaluation(self.purpose) else self.plan
 
     def welcome(self):
         return m.Welcome(m.PROTOCOL, self.raw, self.signature)
@@ -244,6 +259,7 @@ class SimAggregator:
             "model_sha256": self.model_digest(self.version),
             "model_size": 20,
             "chain_head": self.head(self.version),
+            "purpose": self.purpose,
         }
         return m.TrainRequest(**{**fields, **changes})
 
@@ -260,9 +276,9 @@ class SimAggregator:
             P256.name, "market", self.manifest.hash(), self.job_id, 1, self.round, self.attempt
         )
         plan = CohortPlan(
-            encoding=self.plan.to_bytes(),
-            ring_bits=PLAN.bits,
-            length=PLAN.length,
+            encoding=self.round_plan.to_bytes(),
+            ring_bits=self.round_plan.bits,
+            length=self.round_plan.length,
             colluders=self.manifest.colluders,
             min_survivors=self.manifest.min_survivors,
             chain_head=self.head(self.version),
@@ -349,7 +365,7 @@ class _Run:
                 case sc.FoldUpload():
                     self.sum_d += self.folded
                 case sc.UnmaskSum(terms):
-                    unmask(self.sum_d, terms, PLAN.bits)
+                    unmask(self.sum_d, terms, self.aggregator.round_plan.bits)
                 case sc.Publish(_, survivors):
                     self.survivors = survivors
                     names = sorted(self.aggregator.by_me[me].name for me in survivors)

@@ -346,7 +346,7 @@ def test_an_attempt_survives_a_crash_with_the_same_bytes(market):
     again = SimSite("bank-a", manifest=market.manifest)
     again.participant.restore_job(ec.AcceptedJob("job-1", PLAN))
     taken = again.participant.exchange.restore(
-        ("job-1", begun.round, begun.attempt),
+        ("job-1", begun.key.round, begun.attempt),
         begun.facts,
         (arrived.own_bundle, arrived.secrets),
         site.slots[ctx],
@@ -480,7 +480,7 @@ def test_a_restored_attempt_knows_whose_sum_it_is_about_to_release(plain_market)
     again.slots[begun.ctx] = dict(kept["slots"])
     again.participant.restore_job(ec.AcceptedJob("job-1", PLAIN))
     held = (arrived[0].own_bundle, arrived[0].secrets)
-    names = ("job-1", begun.round, begun.attempt)
+    names = ("job-1", begun.key.round, begun.attempt)
     assert again.participant.exchange.restore(names, begun.facts, held, kept["slots"], NOW_S)
     assert previous_of(again) is None
     again.feed(quorum)
@@ -524,8 +524,9 @@ def test_an_app_that_fails_later_than_the_round_is_not_missing_without_a_word(ma
     market.ask_to_train()
     participant = market.sites["bank-a"].participant
     state = participant._jobs["job-1"]
-    state.update, state.training = None, state.wanted.version - 1
-    spent, late = 0.5, state.wanted.version - 1
+    wanted = state.wanted_key
+    late = dataclasses.replace(wanted, round=wanted.round - 1, version=wanted.version - 1)
+    state.update, state.training, spent = None, late, 0.5
 
     def fail(reason):
         state.training = late
@@ -534,9 +535,116 @@ def test_an_app_that_fails_later_than_the_round_is_not_missing_without_a_word(ma
 
     commands = fail(Reason.TRAINER_FAILED)
     told = [c.message for c in commands if isinstance(c, ec.SendMessage)]
-    assert told == [m.NotReady("job-1", late + 1, Reason.TRAINER_FAILED, "it hung", spent)]
+    assert told == [m.NotReady("job-1", late.round, Reason.TRAINER_FAILED, "it hung", spent)]
     assert any(isinstance(command, ec.Train) for command in commands)
     # That an old version is gone comes of being late: to say so would have the job offered anew.
     commands = fail(Reason.UNKNOWN_JOB)
     assert not any(isinstance(command, ec.SendMessage) for command in commands)
     assert any(isinstance(command, ec.Train) for command in commands)
+
+
+# --- purposes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def evaluated_market():
+    """A market whose job has an evaluation, encoded by a plan of its own."""
+    aggregator = SimAggregator(NAMES, evaluation=dataclasses.replace(PLAN, bits=PLAN.bits + 1))
+    aggregator.connect()
+    aggregator.offer()
+    return aggregator
+
+
+def test_training_and_evaluation_take_turns_on_one_version(evaluated_market):
+    market = evaluated_market
+    for number, purpose in enumerate(("train", "evaluate", "train.adapt", "evaluate"), 1):
+        market.round, market.purpose = number, purpose
+        assert market.ask_to_train() == NAMES
+        updates = updates_of(market)
+        kind, total, survivors = market.run_attempt(NAMES)
+        assert (kind, survivors) == ("published", NAMES)
+        bits = PLAN.bits + purpose.startswith("evaluate")
+        whole = sum(updates[name] for name in NAMES).astype(np.uint32)
+        assert np.array_equal(total, whole & np.uint32(2**bits - 1))
+    assert all(site.trained == 4 for site in market.sites.values())
+
+
+def test_an_update_of_training_is_not_spent_on_an_evaluation(evaluated_market):
+    market = evaluated_market
+    market.ask_to_train()
+    site = market.sites["bank-a"]
+    site.hold_training = True
+    market.round, market.purpose = 2, "evaluate"
+    site.feed(market.train_request())
+    site.feed(market.roster(NAMES))
+    assert site.take(m.DealtShares) == []
+    assert site.take(m.AttemptFailed)[0].reason == Reason.REPLAY
+
+
+def test_the_training_plan_is_not_taken_for_an_evaluation(evaluated_market):
+    market = evaluated_market
+    market.purpose = "evaluate"
+    market.ask_to_train()
+    site = market.sites["bank-a"]
+    roster = market.roster(NAMES)
+    plan = dataclasses.replace(roster.plan, encoding=PLAN.to_bytes(), ring_bits=PLAN.bits)
+    site.feed(dataclasses.replace(roster, plan=plan))
+    assert site.take(m.DealtShares) == []
+    assert len(site.take(m.AttemptFailed)) == 1
+
+
+def test_an_evaluation_that_the_job_does_not_declare_is_refused(market):
+    site = market.sites["bank-a"]
+    site.feed(market.train_request(purpose="evaluate"))
+    assert site.take(m.NotReady)[0].reason == Reason.POLICY
+    assert site.trained == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"purpose": "train.other"}, {"config": b"x"}, {"version": 1, "chain_head": b""}]
+)
+def test_two_requests_for_one_round_are_equivocation(market, change):
+    market.ask_to_train()
+    site = market.sites["bank-a"]
+    site.feed(market.train_request(**change))
+    assert site.take(m.NotReady)[0].reason == Reason.EQUIVOCATION
+    assert site.trained == 1
+
+
+def test_a_later_round_with_an_older_version_is_a_replay(market):
+    market.version, market.round = 3, 4
+    market.ask_to_train()
+    site = market.sites["bank-a"]
+    market.version, market.round = 2, 5
+    site.feed(market.train_request())
+    assert site.take(m.NotReady)[0].reason == Reason.REPLAY
+
+
+def test_a_further_round_on_the_same_version_needs_an_update_of_its_own(market):
+    market.ask_to_train()
+    site = market.sites["bank-a"]
+    market.round = 2
+    site.feed(market.train_request())
+    assert site.take(m.Ready)[0].round == 2
+    assert site.trained == 2
+
+
+def test_an_evaluations_attempt_survives_a_crash(evaluated_market):
+    market = evaluated_market
+    market.purpose = "evaluate"
+    market.ask_to_train()
+    site = market.sites["bank-a"]
+    roster = market.roster(NAMES)
+    site.feed(roster)
+    first = site.take(m.DealtShares)[0]
+    ctx = roster.context.digest()
+    begun, arrived = site.begun[ctx], site.with_secrets(roster)
+    again = SimSite("bank-a", market.manifest, None, PLAN, market.evaluation)
+    again.participant.restore_job(again.accepted("job-1"))
+    names = ("job-1", begun.key.round, begun.attempt)
+    held = (arrived.own_bundle, arrived.secrets)
+    exchange = again.participant.exchange
+    assert exchange.restore(names, begun.facts, held, site.slots[ctx], NOW_S)
+    again.participant.exchange.online = True
+    again.feed(roster)
+    assert again.take(m.DealtShares)[0] == first
