@@ -6,6 +6,7 @@ here too and leave the loop to the sites.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -24,7 +25,7 @@ from privacy.errors import PeerError, Reason
 from privacy.metrics import MetricAverager
 from privacy.planning import encoding_for_version
 from privacy.secagg.messages import Fingerprint
-from tidegate.jobfile import RecordPrivacy
+from tidegate.jobfile import Evaluation, JobFile, RecordPrivacy, Statistics, Trees
 
 _AVERAGED_ROUNDS = 100
 """Rounds of metric sums that are read back after a restart; older ones weigh next to nothing."""
@@ -63,7 +64,7 @@ class JobRunner:
             self._step.restore(checkpoint.strategy)
         self._averager = MetricAverager(file.metrics)
         for sums in jobs.recent_metric_sums(self._job.job_id, _AVERAGED_ROUNDS):
-            if file.metrics_length:
+            if self._job.plan.metrics_length:
                 self._averager.add(np.asarray(sums, dtype=np.float64))
         self._outcome: RoundOutcome | None = None
         self._metric_sums: tuple[float, ...] = ()
@@ -120,24 +121,20 @@ class JobRunner:
         opened = unmask(attempt.fold.finish(), attempt.terms)
         if opened.updates != len(outcome.survivors):
             raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
-        file = self._job.file
-        privacy = file.privacy
-        divisor = float(
-            privacy.expected_batch_size if isinstance(privacy, RecordPrivacy) else opened.updates
-        )
-        mean = decode_sum(
-            encoding_for_version(self._job.plan, model.version), opened.values_d, divisor
-        )
+        file, plan = self._job.file, self._job.plan
+        divisor = _divisor(file, opened.updates)
+        mean = decode_sum(encoding_for_version(plan, model.version), opened.values_d, divisor)
         metrics: dict[str, float] = {}
         self._metric_sums = ()
-        if file.metrics_length:
+        if plan.metrics_length:
             counts_M: NDArray[np.float64] = mean.metric_sums_M / file.metrics.coordinate_scale(
-                privacy.metrics_norm
+                file.privacy.metrics_norm
             )
             self._metric_sums = tuple(counts_M.tolist())
             self._averager.add(counts_M)
             metrics = self._averager.values(divisor)
-        return SecureMean(mean.gradient_D, metrics)
+        noise_std = math.sqrt(opened.updates * plan.noise_variance) / (plan.scale * divisor)
+        return SecureMean(mean.gradient_D, metrics, noise_std)
 
     def _commit(
         self, model: ModelVersion, outcome: RoundOutcome, metrics: Mapping[str, float]
@@ -155,3 +152,12 @@ class JobRunner:
         )
         self._jobs.commit_round(self._job.job_id, done, self._now_s())
         self._model = model
+
+
+def _divisor(job: JobFile, updates: int) -> float:
+    """Give the public number that a sum is divided by; 1 where the sum itself is wanted."""
+    if isinstance(job.work, Trees | Statistics | Evaluation):
+        return 1.0
+    if isinstance(job.privacy, RecordPrivacy):
+        return float(job.privacy.expected_batch_size)
+    return float(updates)

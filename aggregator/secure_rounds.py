@@ -18,10 +18,13 @@ class SecureMean:
     Attributes:
         values_U: Decoded sum over the job's public divisor, float64, shape (U,).
         metrics: Read from the noised metric sums; may be empty.
+        noise_std: Standard deviation of the noise in each value, that of all survivors; 0 in mode
+            none.
     """
 
     values_U: NDArray[np.float64] = field(repr=False)
     metrics: Mapping[str, float]
+    noise_std: float = 0.0
 
 
 @dataclass(frozen=True)
