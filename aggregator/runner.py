@@ -17,7 +17,7 @@ from aggregator.heap import trim_heap
 from aggregator.job_run import JobRun
 from aggregator.jobs import Checkpoint, CommittedRound, JobStore
 from aggregator.live_round import RoundOutcome
-from aggregator.secure_rounds import SecureMean
+from aggregator.secure_rounds import TRAINING, Instruction, SecureMean
 from aggregator.server_step import make_step
 from aggregator.unmask import unmask
 from privacy.decode import decode_sum
@@ -99,7 +99,7 @@ class JobRunner:
             self._offered = {self._node_ids[site] for site in waiting.result()}
         return sorted(self._offered)
 
-    def run_round(self, node_ids: list[int]) -> SecureMean:
+    def run_round(self, node_ids: list[int], instruction: Instruction = TRAINING) -> SecureMean:
         """Run one round and decode its sum."""
         model = self._model
         left_out = self._offered - set(node_ids)

@@ -10,13 +10,38 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.messages import EVALUATE, TRAIN
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What the sites of a round are asked for.
+
+    Attributes:
+        purpose: ``TRAIN`` or ``EVALUATE``; a Flower app's own action may follow a dot.
+        config: A Flower message's settings (``tidegate.flower_config``); empty for other work.
+    """
+
+    purpose: str = TRAIN
+    config: bytes = b""
+
+    @property
+    def evaluates(self) -> bool:
+        """Say whether only metrics are summed, and no model follows."""
+        return self.purpose.split(".")[0] == EVALUATE
+
+
+TRAINING = Instruction()
+"""What work other than Flower's asks for."""
+
 
 @dataclass(frozen=True)
 class SecureMean:
     """What a round's secure sum gives.
 
     Attributes:
-        values_U: Decoded sum over the job's public divisor, float64, shape (U,).
+        values_U: Decoded sum over the job's public divisor, float64, shape (U,); (0,) after an
+            evaluation, whose sum holds metrics only.
         metrics: Read from the noised metric sums; may be empty.
         noise_std: Standard deviation of the noise in each value, that of all survivors; 0 in mode
             none.
@@ -47,7 +72,9 @@ class SecureRounds(Protocol):
         """Return the node ids of the connected sites, once there are enough for a cohort."""
         ...
 
-    def run_round(self, node_ids: list[int]) -> SecureMean | None:
+    def run_round(
+        self, node_ids: list[int], instruction: Instruction = TRAINING
+    ) -> SecureMean | None:
         """Run one round with these sites invited; None where the round was given up."""
         ...
 

@@ -6,7 +6,10 @@ sums that describe columns; `Evaluation`, a task's metrics at one model version.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+Setting = str | int | float | bool
+"""One value of a Flower app's run config, or of a message's settings."""
 
 STRATEGY = "strategy"
 SERVER_APP = "server-app"
@@ -50,11 +53,21 @@ class FlowerApp:
         driver: "strategy": Tidegate runs ``[strategy]``; "server-app": the app's own ServerApp.
         evaluate_every: Rounds between calls of the ClientApp's evaluate; 0 never, strategy only.
         run_config: Overrides of ``[tool.flwr.app.config]``.
+        model: "package.module:function" that gives the first model; empty where the ServerApp's
+            main says it.
+        train_config: Settings of each train message, strategy only; "server-round" is added.
+        evaluate_config: The same for evaluate messages.
+        single_reply: The owner vouches that the ServerApp's own strategy, which overrides how
+            replies are aggregated, is right when it sees one reply, the mean.
     """
 
     driver: str
     evaluate_every: int
-    run_config: Mapping[str, str | int | float | bool]
+    run_config: Mapping[str, Setting]
+    model: str = ""
+    train_config: Mapping[str, Setting] = field(default_factory=dict)
+    evaluate_config: Mapping[str, Setting] = field(default_factory=dict)
+    single_reply: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tidegate.jobfile.work_kinds import (
     BaseModel,
     Evaluation,
     FlowerApp,
+    Setting,
     Statistics,
     Task,
     Trees,
@@ -32,6 +33,10 @@ _ANY = re.compile(r".{0,256}", re.DOTALL)
 _MAX_SETTINGS = 256
 _POSITIVE = Span(0, 1e9, open_low=True)
 _DEFAULT_FILE = "task.py"
+_FUNCTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*")
+_FUNCTION_RULE = "a function of the app as 'package.module:function'"
+_STRATEGY_ONLY = ("evaluate_every", "train_config", "evaluate_config", "model")
+_FLOWER_KEYS = ("driver", "run_config", "single_reply", *_STRATEGY_ONLY)
 
 
 def read_work(top: Table, schema: Schema | None) -> Work:
@@ -72,18 +77,32 @@ def _read_task(top: Table) -> Task:
 
 
 def _read_flower(top: Table) -> FlowerApp:
-    table = top.table("flower", ("driver", "evaluate_every", "run_config"))
+    table = top.table("flower", _FLOWER_KEYS)
     driver = table.choice("driver", (STRATEGY, SERVER_APP), STRATEGY)
-    evaluate_every = table.whole("evaluate_every", Span(0, 1_000_000), 0)
-    if driver == SERVER_APP and evaluate_every:
-        raise table.bad("evaluate_every", "must be absent: the ServerApp asks for evaluation")
-    settings: Any = table.fields.get("run_config", {})
+    alien = _STRATEGY_ONLY if driver == SERVER_APP else ("single_reply",)
+    for key in alien:
+        if table.has(key):
+            whose = "says it" if driver == SERVER_APP else "is not run"
+            raise table.bad(key, f"must be absent for driver = {driver!r}: the ServerApp {whose}")
+    return FlowerApp(
+        driver=driver,
+        evaluate_every=table.whole("evaluate_every", Span(0, 1_000_000), 0),
+        run_config=_read_settings(table, "run_config"),
+        model=table.text("model", _FUNCTION, _FUNCTION_RULE) if table.has("model") else "",
+        train_config=_read_settings(table, "train_config"),
+        evaluate_config=_read_settings(table, "evaluate_config"),
+        single_reply=table.flag("single_reply", default=False),
+    )
+
+
+def _read_settings(table: Table, key: str) -> dict[str, Setting]:
+    settings: Any = table.fields.get(key, {})
     if not isinstance(settings, dict) or len(settings) > _MAX_SETTINGS:
-        raise table.bad("run_config", f"must be a table of at most {_MAX_SETTINGS} settings")
-    for key, value in settings.items():
+        raise table.bad(key, f"must be a table of at most {_MAX_SETTINGS} settings")
+    for name, value in settings.items():
         if not isinstance(value, str | int | float | bool) or not _ANY.fullmatch(str(value)):
-            raise table.bad("run_config", f"holds {key!r}, which must be a short text or a number")
-    return FlowerApp(driver, evaluate_every, settings)
+            raise table.bad(key, f"holds {name!r}, which must be a short text or a number")
+    return settings
 
 
 def _read_trees(top: Table, schema: Schema | None) -> Trees:
