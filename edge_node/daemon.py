@@ -40,6 +40,7 @@ from edge_node.commands import (
     UploadUpdate,
 )
 from edge_node.config import SiteConfig
+from edge_node.device import device_kind
 from edge_node.download import fetch
 from edge_node.enrol import Credentials
 from edge_node.exchange import SiteIdentity
@@ -98,7 +99,7 @@ class EdgeNode:
             node_fingerprint=credentials.node_fingerprint.hex(),
             operator_spki=credentials.operator_spki,
             instance_id=store.instance_id,
-            device=config.trainer.device,
+            device=device_kind(config.trainer.device),
         )
         self._participant = Participant(identity, policy, None if raw is None else parse(raw))
         self._link = Link.dial(credentials, config.session)

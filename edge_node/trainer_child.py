@@ -13,19 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from edge_node.device import device_environment
 from edge_node.shared_memory import SharedLayout
 from edge_node.trainer_frames import MAX_FRAME_BYTES, Start, decode, encode, encode_start
 from privacy.errors import PeerError, Reason, UsageError
 
-_PASSED_ON = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ASCEND_RT_VISIBLE_DEVICES",
-    "ASCEND_HOME_PATH",
-    "ASCEND_OPP_PATH",
-    "LD_LIBRARY_PATH",
-)
 _ARGUMENTS = ("-I", "-B", "-u", "-m", "edge_node.trainer_process")
 _LAST_FRAMES = 8
 """More than can be on the way: a report, a frame for each slot, a failure."""
@@ -237,15 +229,13 @@ def _open_log(path: Path) -> int:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    return passed_on | {
+    return device_environment() | {
         "PATH": "/usr/bin:/bin",
         "HOME": "/tmp",  # noqa: S108 - the sandbox has its own
         "TMPDIR": "/tmp",  # noqa: S108
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": str(threads),
         "MALLOC_ARENA_MAX": "2",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS is deterministic only with it
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 from edge_node import trainer_frames
-from edge_node.device import device_nodes
+from edge_node.device import device_nodes, device_places
 from edge_node.trainer_frames import Start
 from tidegate.confine.sandbox import Sandbox, SandboxPlan, enter
 
@@ -31,12 +31,14 @@ def main(arguments: list[str]) -> int:
     connection_fd, memory_fd, lifeline_fd = (int(argument) for argument in arguments)
     connection = socket.socket(fileno=connection_fd)
     start = trainer_frames.decode_start(connection.recv(trainer_frames.MAX_FRAME_BYTES))
+    nodes = device_nodes(start.device)
+    places = device_places(start.device) if nodes else ()
     plan = SandboxPlan(
         app_folder=start.app_folder or str(Path(__file__).parent),
         memory_mib=start.memory_mib,
         hidden=start.hidden,
-        accelerator_nodes=device_nodes(start.device),
-        readable=(str(Path(__file__).parent), *start.readable),
+        accelerator_nodes=nodes,
+        readable=(str(Path(__file__).parent), *places, *start.readable),
     )
     sandbox = enter(plan, lifeline_fd, (connection_fd, memory_fd))
     try:

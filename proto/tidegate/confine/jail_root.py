@@ -21,7 +21,7 @@ APP_ROOT = "/app"
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 CPU_FACTS = ("/sys/devices/system/cpu",)
-ACCELERATOR_PLACES = ("/sys", "/opt", "/etc/OpenCL", "/etc/ascend_install.info")
+ACCELERATOR_PLACES = ("/sys", "/opt")
 _BASE = Path("/tmp")  # noqa: S108 - only a place to mount on, in a namespace of our own
 _PROC_FACTS = ("cpuinfo", "meminfo")
 _HARMLESS = MountFlag.NO_SUID | MountFlag.NO_DEVICES
@@ -67,7 +67,7 @@ def enter_jail(
 
 
 def existing_nodes(patterns: Iterable[str]) -> list[str]:
-    """List the device files under /dev that patterns such as ``nvidia*`` match."""
+    """List the device files under /dev that patterns such as ``dri/*`` match."""
     return sorted(str(node) for pattern in patterns for node in Path("/dev").glob(pattern))
 
 
