@@ -50,6 +50,8 @@ def admit(
     task = file.task
     if task is not None and task.file not in appbundle.read(app):
         raise PeerError(Reason.MALFORMED, f"the app holds no {task.file} ([task] file)")
+    if not file.runs_app and app != appbundle.EMPTY:
+        raise PeerError(Reason.MALFORMED, "such a job runs no app, so it must come without one")
     if len(model) != _FLOAT32_BYTES * spec.length:
         raise PeerError(
             Reason.WRONG_SHAPE,

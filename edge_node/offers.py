@@ -30,7 +30,7 @@ from privacy.spec import VectorSpec
 from tidegate import appbundle
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.job_terms import privacy_terms, update_spec
-from tidegate.jobfile import JobFile
+from tidegate.jobfile import JobFile, NoPrivacy, Statistics
 from tidegate.manifest import Manifest
 
 Fetch = Callable[[bytes, int], Awaitable[bytes]]
@@ -78,13 +78,14 @@ class OfferDesk:
         reading = _read(offer, manifest)
         self._judge(offer, reading, sandboxed=True)
         dataset = await self._open_dataset(reading.job_file.dataset)
-        if reading.plan.n_max and len(dataset) > reading.plan.n_max:
+        most = _most_records(reading)
+        if most and len(dataset) > most:
             raise PeerError(Reason.POLICY, "the data set is larger than the job's max_records")
         event = step_event(reading.plan, reading.rules)
         whole = step_event(reading.plan, reading.rules, reading.job_file.rounds)
         self._ledgers.ensure(self._policy, dataset.dataset_id, whole)
         self._ledgers.look_ahead(dataset.dataset_id, event)
-        folder = await self._unpack(offer, fetch)
+        folder = await self._unpack(offer, reading.job_file, fetch)
         private = reading.plan.mode is not Mode.NONE
         tier = TIER_ENFORCED if private else TIER_NONE
         job = JobAtSite(
@@ -129,6 +130,8 @@ class OfferDesk:
                 delta_dp=terms.delta_dp,
                 noise_multiplier=reading.plan.noise_multiplier,
                 sandboxed=sandboxed,
+                runs_app=job_file.runs_app,
+                is_statistics=isinstance(job_file.work, Statistics),
             ),
         )
 
@@ -146,10 +149,14 @@ class OfferDesk:
                 ) from error
         return self._datasets[name]
 
-    async def _unpack(self, offer: StoredJob, fetch: Fetch) -> Path:
-        """Put the app into a folder of its own, outside the site's folder."""
-        bundle = await fetch(offer.app_sha256, offer.app_size)
+    async def _unpack(self, offer: StoredJob, job_file: JobFile, fetch: Fetch) -> Path:
+        """Put the app, if the job runs one, into a folder outside the site's own."""
         folder = self._config.apps / offer.job_id
+        if not job_file.runs_app:
+            if offer.app_sha256 != appbundle.digest(appbundle.EMPTY):
+                raise PeerError(Reason.MALFORMED, "such a job runs no app, and brings one")
+            return folder
+        bundle = await fetch(offer.app_sha256, offer.app_size)
         shutil.rmtree(folder, ignore_errors=True)
         self._config.apps.mkdir(mode=0o700, parents=True, exist_ok=True)
         appbundle.unpack(bundle, folder)
@@ -179,6 +186,12 @@ def _derive(offer: StoredJob, manifest: Manifest) -> _Reading:
     if plan.length > manifest.limits.max_vector_length:
         raise PeerError(Reason.TOO_LARGE, "the vector is longer than the manifest allows")
     return _Reading(job_file, spec, plan, epsilon, rules)
+
+
+def _most_records(reading: _Reading) -> int:
+    """Give the job's public bound on this site's records; 0 where it states none."""
+    privacy = reading.job_file.privacy
+    return privacy.max_records if isinstance(privacy, NoPrivacy) else reading.plan.n_max
 
 
 def _log_protections(report: SandboxReport) -> None:

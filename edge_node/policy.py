@@ -52,7 +52,9 @@ class Policy:
         modes: Privacy modes that jobs may ask for.
         allow_no_dp: Explicit consent to mode ``none``, whose epsilon is infinite.
         allowed_apps: SHA-256 (hex) of app bundles that were reviewed; DP modes need it.
-        datasets: Names of data sets that jobs may train on.
+        datasets: Names of data sets that jobs may use.
+        allow_statistics: Lets jobs publish statistics of columns, another kind of release than a
+            model.
         max_epsilon_per_job: Highest epsilon that one job may plan for.
         max_delta_dp: Highest delta_dp of a job.
         min_noise_multiplier: Least noise multiplier z of a plan.
@@ -70,6 +72,7 @@ class Policy:
     allow_no_dp: bool = False
     allowed_apps: frozenset[str] = frozenset()
     datasets: tuple[str, ...] = ()
+    allow_statistics: bool = False
     max_epsilon_per_job: float = 0.0
     max_delta_dp: float = 0.0
     min_noise_multiplier: float = 0.3
@@ -96,6 +99,8 @@ class JobFacts:
         app_sha256: Digest of the bundle, hex.
         dataset_known: The site declares a data set of this name.
         sandboxed: The trainer's namespaces are in force.
+        runs_app: Code of the app runs; else there is none to review.
+        is_statistics: The sums that are published describe columns.
     """
 
     mode: str
@@ -106,6 +111,8 @@ class JobFacts:
     delta_dp: float
     noise_multiplier: float
     sandboxed: bool
+    runs_app: bool = True
+    is_statistics: bool = False
 
 
 def judge(policy: Policy, facts: JobFacts) -> None:
@@ -133,6 +140,10 @@ def judge(policy: Policy, facts: JobFacts) -> None:
             facts.sandboxed or not policy.require_sandbox,
             "require_sandbox: this machine lacks a protection that the trainer needs",
         ),
+        (
+            policy.allow_statistics or not facts.is_statistics,
+            "allow_statistics: statistics of columns are published only where it is true",
+        ),
         *(_plain_rules(policy) if facts.mode == NONE else _private_rules(policy, facts)),
     ]
     for holds, message in rules:
@@ -150,7 +161,7 @@ def _private_rules(policy: Policy, facts: JobFacts) -> list[tuple[bool, str]]:
     # Comparisons are written so that a NaN breaks the rule.
     return [
         (
-            facts.app_sha256 in policy.allowed_apps,
+            facts.app_sha256 in policy.allowed_apps or not facts.runs_app,
             f"allowed_apps: app sha256:{facts.app_sha256} is not on the list of reviewed apps",
         ),
         (

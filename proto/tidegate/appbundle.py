@@ -21,6 +21,8 @@ from privacy.errors import PeerError, Reason, UsageError
 MAX_BYTES = 1 << 20
 MAX_FILES = 64
 MAGIC = b"tidegate-app-1\n"
+EMPTY = MAGIC
+"""The app of work that runs no code of an app; ``read`` refuses it for all other work."""
 
 _SIZES = struct.Struct(">HI")
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"

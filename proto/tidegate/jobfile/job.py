@@ -146,6 +146,11 @@ class JobFile:
         return task_of(self.work)
 
     @property
+    def runs_app(self) -> bool:
+        """Say whether code of an app runs; else the app is empty (`tidegate.appbundle.EMPTY`)."""
+        return not isinstance(self.work, Trees | Statistics)
+
+    @property
     def metrics_length(self) -> int:
         """Return M, the number of metric coordinates of the vector."""
         return self.metrics.length
@@ -202,7 +207,7 @@ def _read_rounds(job: Table, work: Work, privacy: Privacy, local: LocalTraining 
     """Read or derive the number of sums: trees, single sums and epochs say it themselves."""
     derived, why = 0, ""
     if isinstance(work, Trees):
-        derived, why = work.trees * work.depth, "[trees] trees times depth gives it"
+        derived, why = work.sums, "[trees] says how many sums its trees take"
     elif isinstance(work, Statistics | Evaluation):
         derived, why = 1, "this work is one sum"
     elif isinstance(privacy, LocalPrivacy) and privacy.epochs:

@@ -67,12 +67,26 @@ def test_a_job_within_every_rule_passes(tmp_path):
         ({"delta_dp": 1e-4}, "max_delta_dp"),
         ({"noise_multiplier": 0.2}, "min_noise_multiplier"),
         ({"noise_multiplier": math.nan}, "min_noise_multiplier"),
+        ({"is_statistics": True}, "allow_statistics"),
     ],
 )
 def test_each_rule_refuses_by_its_name(tmp_path, change, rule):
     with pytest.raises(PeerError, match=f"by rule {rule}") as caught:
         judge(load(tmp_path, BASE), dataclasses.replace(GOOD, **change))
     assert caught.value.reason is Reason.POLICY
+
+
+def test_statistics_need_consent_and_no_reviewed_app(tmp_path):
+    policy = load(tmp_path, BASE + "allow_statistics = true\n")
+    facts = dataclasses.replace(GOOD, is_statistics=True, runs_app=False, app_sha256="00" * 32)
+    judge(policy, facts)
+    with pytest.raises(PeerError, match="max_epsilon_per_job"):
+        judge(policy, dataclasses.replace(facts, epsilon=4.0))
+    plain = dataclasses.replace(facts, mode="none", epsilon=math.inf)
+    consent = BASE.replace("[", '["none", ', 1) + "allow_no_dp = true\n"
+    with pytest.raises(PeerError, match="allow_statistics"):
+        judge(load(tmp_path, consent), plain)
+    judge(load(tmp_path, consent + "allow_statistics = true\n"), plain)
 
 
 def test_a_required_sandbox_is_required(tmp_path):
