@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_node.device import AUTO, KINDS, PRECISIONS
 from privacy.errors import UsageError
 from tidegate.names import ADDRESS, DEVICE, NAME, NAME_RULE
 from tidegate.toml_table import Span, Table
@@ -19,12 +20,25 @@ _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 _PATH_RULE = "a path"
 _DATASET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DATASET_RULE = "1 to 64 letters, digits, '_', '.' and '-'"
+_DEVICE_RULE = f"'auto' or one of {', '.join(KINDS)}, with a number such as ':1' if need be"
 _TABLES = {
     "site": ("id", "folder"),
     "store": ("mirror_file", "boot_key_folder"),
     "aggregator": ("sites", "enrolment"),
     "policy": ("file",),
-    "trainer": ("memory_mib", "time_limit_s", "start_time_limit_s", "threads", "sandbox", "device"),
+    "trainer": (
+        "memory_mib",
+        "time_limit_s",
+        "start_time_limit_s",
+        "threads",
+        "sandbox",
+        "device",
+        "precision",
+        "processes",
+        "parallel",
+        "max_restarts",
+        "leak_share",
+    ),
     "session": ("backoff_s", "backoff_max_s", "keepalive_s", "connect_timeout_s"),
     "log": ("level",),
 }
@@ -32,16 +46,22 @@ _TABLES = {
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """What the trainer process may use.
+    """What the trainer process may use; policy.toml may set ceilings to the numbers.
 
     Attributes:
-        memory_mib: Memory it may allocate, shared arrays not counted.
+        memory_mib: Memory each of its processes may allocate, shared arrays not counted.
         time_limit_s: Longest time for one round's training.
         start_time_limit_s: Longest time until the app is loaded and checked.
-        threads: Threads that torch computes with.
+        threads: Threads that torch computes with, in each process.
         sandbox: "best-available" takes what the machine offers and says so; "required" refuses to
             train where a protection is missing.
-        device: "auto", "cpu" or a torch device name.
+        device: "auto" or a device as `edge_node.device` names them.
+        precision: "float32", "bf16" (the forward pass of local steps), or "auto".
+        processes: Processes that share a batch, each with a device of its own.
+        parallel: "ddp" holds the whole model in each process, "fsdp" a share of it.
+        max_restarts: Failures in a row after which a job's app is not started again.
+        leak_share: Share of memory_mib by which an app may grow over five rounds in a row before
+            it is replaced.
     """
 
     memory_mib: int = 4096
@@ -50,6 +70,11 @@ class TrainerSettings:
     threads: int = 1
     sandbox: str = "best-available"
     device: str = "auto"
+    precision: str = "float32"
+    processes: int = 1
+    parallel: str = "ddp"
+    max_restarts: int = 5
+    leak_share: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -191,13 +216,21 @@ def _datasets(top: Table) -> dict[str, DatasetConfig]:
 def _trainer(table: Table) -> TrainerSettings:
     base = TrainerSettings()
     seconds = Span(0, 1e6, open_low=True)
+    device = table.text("device", DEVICE, _DEVICE_RULE, base.device)
+    if device.partition(":")[0] not in {AUTO, *KINDS}:
+        raise table.bad("device", f"must be {_DEVICE_RULE}")
     return TrainerSettings(
         memory_mib=table.whole("memory_mib", Span(64, 1 << 24), base.memory_mib),
         time_limit_s=table.number("time_limit_s", seconds, base.time_limit_s),
         start_time_limit_s=table.number("start_time_limit_s", seconds, base.start_time_limit_s),
         threads=table.whole("threads", Span(1, 1024), base.threads),
         sandbox=table.choice("sandbox", ("best-available", "required"), base.sandbox),
-        device=table.text("device", DEVICE, "'auto' or a torch device", base.device),
+        device=device,
+        precision=table.choice("precision", PRECISIONS, base.precision),
+        processes=table.whole("processes", Span(1, 64), base.processes),
+        parallel=table.choice("parallel", ("ddp", "fsdp"), base.parallel),
+        max_restarts=table.whole("max_restarts", Span(0, 1000), base.max_restarts),
+        leak_share=table.number("leak_share", Span(0, 1, open_low=True), base.leak_share),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_node.config import SiteConfig, load_config
+from edge_node.device import device_kind
 from edge_node.policy_file import load_policy
 from edge_node.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
@@ -20,7 +21,9 @@ def overview(path: Path) -> dict[str, Any]:
         UsageError: site.toml or policy.toml is wrong.
     """
     config = load_config(path)
-    policy = dataclasses.asdict(load_policy(config.policy_file))
+    rules = load_policy(config.policy_file)
+    rules.trainer.check(dataclasses.asdict(config.trainer))
+    policy = dataclasses.asdict(rules)
     policy["allowed_apps"] = [f"sha256:{app}" for app in sorted(policy["allowed_apps"])]
     return {
         "site": config.site_id,
@@ -30,6 +33,7 @@ def overview(path: Path) -> dict[str, Any]:
         "aggregator": {"sites": config.sites_address, "enrolment": config.enrolment_address},
         "datasets": _datasets(config),
         "trainer": dataclasses.asdict(config.trainer),
+        "device_found": device_kind(config.trainer.device),
         "session": dataclasses.asdict(config.session),
         "log_level": config.log_level,
         "policy": policy,

@@ -5,11 +5,13 @@ cannot change a word of it. What the budget still allows is the ledger's busines
 must look like, SA-1's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from privacy.accounting.budget import Budget
 from privacy.accounting.events import Unit
-from privacy.errors import PeerError, Reason
+from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, CohortPolicy
 from tidegate.jobfile import NONE
 from tidegate.manifest import Manifest
@@ -44,6 +46,35 @@ class BudgetRule:
 
 
 @dataclass(frozen=True)
+class TrainerCeilings:
+    """The most that ``[trainer]`` of site.toml may give a job's app; None leaves it open."""
+
+    memory_mib: int | None = None
+    time_limit_s: float | None = None
+    start_time_limit_s: float | None = None
+    threads: int | None = None
+    processes: int | None = None
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """See that no setting is above its ceiling.
+
+        Args:
+            settings: Those of site.toml, by name.
+
+        Raises:
+            UsageError: One is; the sentence names it and both numbers.
+        """
+        for name, ceiling in asdict(self).items():
+            # Written so that a NaN breaks the rule.
+            if ceiling is not None and not settings[name] <= ceiling:
+                raise UsageError(
+                    f"site.toml: [trainer] {name} = {settings[name]:g} is above the ceiling of"
+                    f" policy.toml, [trainer] {name} = {ceiling:g}; lower the one or raise the"
+                    " other"
+                )
+
+
+@dataclass(frozen=True)
 class Policy:
     """What a site's administrator allows.
 
@@ -64,6 +95,7 @@ class Policy:
         small_cohort_consent: Accepts a min_honest of 2.
         allow_adjacent_cohorts: Accepts, in mode ``none``, cohorts that differ by one or two sites.
         require_sandbox: Refuses jobs when the machine gives the trainer no namespaces.
+        trainer: Ceilings to what site.toml may give a trainer.
         budgets: By data-set id.
     """
 
@@ -82,6 +114,7 @@ class Policy:
     small_cohort_consent: bool = False
     allow_adjacent_cohorts: bool = False
     require_sandbox: bool = False
+    trainer: TrainerCeilings = TrainerCeilings()
     budgets: tuple[BudgetRule, ...] = ()
 
     def budget_rule(self, dataset_id: str) -> BudgetRule | None:

@@ -1,9 +1,10 @@
 """Read policy.toml. It fails closed: no file, no job; an unknown key is an error."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
-from edge_node.policy import BudgetRule, Policy
+from edge_node.policy import BudgetRule, Policy, TrainerCeilings
 from privacy.accounting.budget import MAX_EPSILON
 from privacy.errors import UsageError
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, LEAST_HONEST
@@ -29,6 +30,7 @@ _KEYS = (
     "small_cohort_consent",
     "allow_adjacent_cohorts",
     "require_sandbox",
+    "trainer",
     "budgets",
 )
 
@@ -62,10 +64,29 @@ def load_policy(path: Path) -> Policy:
         small_cohort_consent=top.flag("small_cohort_consent", default=False),
         allow_adjacent_cohorts=top.flag("allow_adjacent_cohorts", default=False),
         require_sandbox=top.flag("require_sandbox", default=False),
+        trainer=_ceilings(top),
         budgets=_budgets(top),
     )
     _check(top, policy)
     return policy
+
+
+def _ceilings(top: Table) -> TrainerCeilings:
+    table = top.table("trainer", tuple(field.name for field in fields(TrainerCeilings)))
+
+    def seconds(key: str) -> float | None:
+        return table.number(key, Span(0, 1e6, open_low=True)) if table.has(key) else None
+
+    def whole(key: str) -> int | None:
+        return table.whole(key, Span(1, 1 << 24)) if table.has(key) else None
+
+    return TrainerCeilings(
+        memory_mib=whole("memory_mib"),
+        time_limit_s=seconds("time_limit_s"),
+        start_time_limit_s=seconds("start_time_limit_s"),
+        threads=whole("threads"),
+        processes=whole("processes"),
+    )
 
 
 def _budgets(top: Table) -> tuple[BudgetRule, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import uvloop
@@ -28,6 +29,7 @@ def serve(path: Path) -> None:
     log.start_logging(config.log_level, config.site_id)
     credentials = load_credentials(config)
     policy = load_policy(config.policy_file)
+    policy.trainer.check(asdict(config.trainer))
     lock = FolderLock(config.folder)
     try:
         store = open_store(config)

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.policy import JobFacts, Policy, cohort_policy, judge, manifest_warnings
+from edge_node.config import TrainerSettings
+from edge_node.policy import (
+    JobFacts,
+    Policy,
+    TrainerCeilings,
+    cohort_policy,
+    judge,
+    manifest_warnings,
+)
 from edge_node.policy_file import load_policy
 from privacy.errors import PeerError, Reason, UsageError
 from tests.support.site_simulation import make_manifest
@@ -162,3 +170,34 @@ def test_a_policy_that_will_stop_rounds_warns_at_start():
     assert manifest_warnings(Policy(), manifest) == []
     assert "min_cohort 5" in manifest_warnings(Policy(min_cohort=5), manifest)[0]
     assert "every attempt will be refused" in manifest_warnings(Policy(min_honest=4), manifest)[0]
+
+
+CEILINGS = BASE + "[trainer]\nmemory_mib = 2048\ntime_limit_s = 60.0\nprocesses = 2\n"
+
+
+def test_settings_up_to_the_ceilings_pass(tmp_path):
+    settings = TrainerSettings(memory_mib=2048, time_limit_s=60.0, threads=1024, processes=2)
+    load(tmp_path, CEILINGS).trainer.check(dataclasses.asdict(settings))
+    load(tmp_path, BASE).trainer.check(dataclasses.asdict(TrainerSettings(memory_mib=1 << 24)))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"memory_mib": 2049}, {"time_limit_s": 60.1}, {"processes": 3}]
+)
+def test_a_setting_above_its_ceiling_is_refused_by_name(tmp_path, setting):
+    (name,) = setting
+    settings = TrainerSettings(**{"memory_mib": 64, "time_limit_s": 1.0, **setting})
+    with pytest.raises(UsageError, match=rf"site.toml: \[trainer\] {name} .* policy.toml"):
+        load(tmp_path, CEILINGS).trainer.check(dataclasses.asdict(settings))
+
+
+@pytest.mark.parametrize(("line", "word"), [("memory_mb = 1", "memory_mib"), ("threads = 0", "")])
+def test_a_wrong_ceiling_is_refused(tmp_path, line, word):
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, BASE + f"[trainer]\n{line}\n")
+    assert word in str(caught.value)
+
+
+def test_every_ceiling_is_one_of_a_setting():
+    ceilings = {field.name for field in dataclasses.fields(TrainerCeilings)}
+    assert ceilings < {field.name for field in dataclasses.fields(TrainerSettings)}
