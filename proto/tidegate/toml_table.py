@@ -149,6 +149,14 @@ class Table:
             raise self.bad(key, f"must be an array of at most {most} whole numbers, each {span}")
         return list(value)
 
+    def numbers(self, key: str, span: Span, most: int) -> list[float]:
+        """Return an array of finite numbers of the span; an absent one is empty."""
+        value: Any = self.fields.get(key, [])
+        kinds = isinstance(value, list) and all(type(entry) in (int, float) for entry in value)
+        if not kinds or len(value) > most or not all(span.holds(entry) for entry in value):
+            raise self.bad(key, f"must be an array of at most {most} numbers, each {span}")
+        return [float(entry) for entry in value]
+
     def texts(self, key: str, pattern: re.Pattern[str], rule: str, most: int) -> list[str]:
         """Return an array of strings that a pattern matches whole; an absent one is empty."""
         value: Any = self.fields.get(key, [])

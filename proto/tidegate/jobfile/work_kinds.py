@@ -13,6 +13,8 @@ Setting = str | int | float | bool
 
 STRATEGY = "strategy"
 SERVER_APP = "server-app"
+LEVELS = "levels"
+TABLES = "tables"
 
 
 @dataclass(frozen=True)
@@ -72,27 +74,41 @@ class FlowerApp:
 
 @dataclass(frozen=True)
 class Trees:
-    """Gradient boosted trees of logistic loss, grown level by level.
+    """Gradient boosted trees of logistic loss, grown from noised sums of gradient histograms.
 
     Attributes:
         label: The column with 0 or 1.
-        features: The columns to split on; each needs public bounds in ``[[columns]]``.
+        features: The columns to split on.
+        edges: Of each feature, its public bin edges: strictly increasing float32 numbers.
+        structure: "levels": each sum has a histogram of each feature at each node of a level;
+            "tables": each sum has one table over a few features, from which a whole tree is grown.
+        features_per_tree: How many features a tree sees; drawn publicly where they are not all.
         trees: How many.
-        depth: Levels of splits in a tree; each costs one round.
-        bins: Histogram bins of a feature, the one for missing values not counted.
+        depth: Most levels of splits in a tree.
         learning_rate: Shrinkage of a tree's leaves.
         l2: Ridge on a leaf's value (XGBoost's lambda).
         min_weight: Least sum of second derivatives in a child.
+        min_gain: Least gain of a split (XGBoost's gamma).
+        seed: Of the public draw of features.
     """
 
     label: str
     features: tuple[str, ...]
+    edges: tuple[tuple[float, ...], ...]
+    structure: str
+    features_per_tree: int
     trees: int
     depth: int
-    bins: int
     learning_rate: float
     l2: float
     min_weight: float
+    min_gain: float
+    seed: int
+
+    @property
+    def sums(self) -> int:
+        """Return how many sums the trees take: one a level, or one a tree."""
+        return self.trees * (self.depth if self.structure == LEVELS else 1)
 
 
 @dataclass(frozen=True)

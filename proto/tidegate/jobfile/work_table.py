@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from privacy.errors import UsageError
+from tidegate.jobfile.trees_table import read_trees
 from tidegate.jobfile.work_kinds import (
     SERVER_APP,
     STRATEGY,
@@ -16,7 +17,6 @@ from tidegate.jobfile.work_kinds import (
     Setting,
     Statistics,
     Task,
-    Trees,
     Work,
 )
 from tidegate.schema import Schema
@@ -55,7 +55,7 @@ def read_work(top: Table, schema: Schema | None) -> Work:
     if top.has("flower"):
         return _read_flower(top)
     if top.has("trees"):
-        return _read_trees(top, schema)
+        return read_trees(top, schema)
     if top.has("statistics"):
         return _read_statistics(top, schema)
     task = _read_task(top)
@@ -103,39 +103,6 @@ def _read_settings(table: Table, key: str) -> dict[str, Setting]:
         if not isinstance(value, str | int | float | bool) or not _ANY.fullmatch(str(value)):
             raise table.bad(key, f"holds {name!r}, which must be a short text or a number")
     return settings
-
-
-def _read_trees(top: Table, schema: Schema | None) -> Trees:
-    keys = ("label", "features", "trees", "depth", "bins", "learning_rate", "l2", "min_weight")
-    table = top.table("trees", keys)
-    if schema is None:
-        raise UsageError(f"{table.where} needs [[columns]] with public bounds of each feature")
-    label = table.choice("label", schema.names)
-    rule = "the name of one of the [[columns]]"
-    features = table.texts(
-        "features", re.compile("|".join(map(re.escape, schema.names))), rule, 256
-    )
-    features = features or [name for name in schema.names if name != label]
-    for name in features:
-        column = schema[name]
-        if name == label or not column.is_bounded or column.shape:
-            raise table.bad(
-                "features",
-                f"must not name {name!r}: a feature is a single number with public bounds (low and"
-                " high, or levels) and not the label",
-            )
-    if not features:
-        raise table.bad("features", "must name at least one column")
-    return Trees(
-        label=label,
-        features=tuple(features),
-        trees=table.whole("trees", Span(1, 10_000)),
-        depth=table.whole("depth", Span(1, 10)),
-        bins=table.whole("bins", Span(2, 256), 32),
-        learning_rate=table.number("learning_rate", _POSITIVE, 0.3),
-        l2=table.number("l2", Span(0, 1e9), 1.0),
-        min_weight=table.number("min_weight", Span(0, 1e9), 1.0),
-    )
 
 
 def _read_statistics(top: Table, schema: Schema | None) -> Statistics:
