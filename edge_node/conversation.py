@@ -34,9 +34,15 @@ class Reply:
 class Conversation:
     """The frames of one request, and the arrays that both sides see while it lasts."""
 
-    def __init__(self, child: TrainerChild) -> None:
-        """Take the process, which is this conversation's alone until it ends."""
+    def __init__(self, child: TrainerChild, padding_W: Rows) -> None:
+        """Take the process, which is this conversation's alone until it ends.
+
+        Args:
+            child: The process.
+            padding_W: The row that fills a slot up, shape (W,).
+        """
         self._child = child
+        self._padding_W = padding_W
 
     @property
     def arrays(self) -> SharedArrays:
@@ -68,14 +74,14 @@ class Conversation:
         await self._child.send(frame)
 
     async def put(self, number: int, rows_NW: Rows) -> None:
-        """Put the batch with this number into its slot, pad it with zeros, and say so.
+        """Put the batch with this number into its slot, fill it up, and say so.
 
         At most `SLOTS` batches may be ahead of what `wait` has been told is done.
         """
         slot = number % SLOTS
         target_PW = self.arrays.slots[slot].rows_PW
         target_PW[: len(rows_NW)] = rows_NW
-        target_PW[len(rows_NW) :] = 0.0
+        target_PW[len(rows_NW) :] = self._padding_W
         await self._child.send({"chunk": slot, "rows": len(rows_NW)})
 
     async def wait(self, number: int) -> None:

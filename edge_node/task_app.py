@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 
 from edge_node.batch_port import BatchPort
 from edge_node.flower_messages import float_setting, int_setting, reply_to
-from edge_node.local_steps import LocalSteps
+from edge_node.local_steps import LocalSteps, OptimiserSteps
 from edge_node.record_gradients import RecordGradients
-from edge_node.trainer_frames import GRADIENTS, STEPS
+from edge_node.trainer_frames import GRADIENTS, OPTIMISE, STEPS
 
 
 def build_gradients_app(port: BatchPort, engine: RecordGradients) -> ClientApp:
@@ -25,7 +25,7 @@ def build_gradients_app(port: BatchPort, engine: RecordGradients) -> ClientApp:
     app = ClientApp()
     model_D = torch.from_numpy(port.arrays.model_D)
     slots = [
-        tuple(torch.from_numpy(array) for array in (s.rows_PC, s.gradients_PD, s.metrics_PM))
+        tuple(torch.from_numpy(array) for array in (s.rows_PW, s.gradients_PD, s.metrics_PM))
         for s in port.arrays.slots
     ]
 
@@ -49,7 +49,10 @@ def build_steps_app(port: BatchPort, engine: LocalSteps) -> ClientApp:
     """
     app = ClientApp()
     model_D = torch.from_numpy(port.arrays.model_D)
-    slots = [torch.from_numpy(slot.rows_PC) for slot in port.arrays.slots]
+    slots = [
+        (torch.from_numpy(slot.rows_PW), torch.from_numpy(slot.metrics_PM))
+        for slot in port.arrays.slots
+    ]
 
     @app.train(STEPS)
     def local_steps(message: Message, _: Context) -> Message:
@@ -57,8 +60,28 @@ def build_steps_app(port: BatchPort, engine: LocalSteps) -> ClientApp:
         learning_rate = float_setting(message, "learning_rate")
         engine.set_model(model_D)
         for slot, n_valid in port.batches(n_chunks):
-            engine.step(slots[slot][:n_valid], learning_rate)
+            rows_PW, metrics_PM = slots[slot]
+            engine.step(rows_PW[:n_valid], learning_rate, metrics_PM[:n_valid])
         engine.read_model(model_D)
         return reply_to(message, {"chunks": n_chunks})
+
+    return app
+
+
+def build_optimiser_app(port: BatchPort, engine: OptimiserSteps) -> ClientApp:
+    """Make the app that answers a request for one step of the task's optimizer.
+
+    Args:
+        port: Where model and gradient lie; the new model goes where the given one was.
+        engine: What takes the step.
+    """
+    app = ClientApp()
+    model_D = torch.from_numpy(port.arrays.model_D)
+    gradient_D = torch.from_numpy(port.arrays.slots[0].gradients_PD[0])
+
+    @app.train(OPTIMISE)
+    def optimise(message: Message, _: Context) -> Message:
+        engine.step(model_D, gradient_D)
+        return reply_to(message, {})
 
     return app

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from edge_node import log
+from edge_node.base_models import check_base_models
+from edge_node.batches import padding_row
 from edge_node.conversation import Conversation, Reply, Rows
 from edge_node.shared_memory import SLOTS, SharedLayout
 from edge_node.trainer_child import TrainerChild, TrainerFailure
@@ -63,6 +65,7 @@ class Trainer:
         self._device = ""
         self._restarts = Restarts(limits.health)
         self._watch = self._new_watch()
+        self._padding_W = padding_row(job.schema)
         shape = (job.physical_batch, job.spec.length)
         self._gradients_PD: Rows = np.empty(
             shape if job.serves == GRADIENTS else (0, 0), dtype=np.float32
@@ -242,7 +245,7 @@ class Trainer:
         async with self._lock:
             await self._start()
             async with self._ended_on_error(self._limits.request_timeout_s):
-                yield Conversation(self._running())
+                yield Conversation(self._running(), self._padding_W)
             self._restarts.answered()
             await self._check_memory()
 
@@ -271,6 +274,7 @@ class Trainer:
             await self._end()
         if self._report is None:
             await self._wait_to_restart()
+            await asyncio.to_thread(check_base_models, self._job.base_models)
             async with self._ended_on_error(self._limits.start_timeout_s):
                 first = first_frame(self._job, self._limits, self._confinement)
                 self._child = TrainerChild(first, self._job.layout(), self._confinement.log_path)

@@ -13,12 +13,13 @@ from flwr.clientapp import ClientApp
 from edge_node.batch_port import BatchPort, DaemonGoneError
 from edge_node.device import pick_device
 from edge_node.flower_messages import new_context, new_message
-from edge_node.local_steps import LocalSteps
-from edge_node.record_gradients import RecordGradients, load_libraries
+from edge_node.gradient_engines import load_libraries
+from edge_node.local_steps import LocalSteps, OptimiserSteps
+from edge_node.record_gradients import RecordGradients
 from edge_node.shared_memory import SharedLayout
 from edge_node.task import Task, TaskError, load_task, spec_of
-from edge_node.task_app import build_gradients_app, build_steps_app
-from edge_node.trainer_frames import Start, failure_frame, report_frame
+from edge_node.task_app import build_gradients_app, build_optimiser_app, build_steps_app
+from edge_node.trainer_frames import GRADIENTS, STEPS, Start, failure_frame, report_frame
 from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import Sandbox
 
@@ -37,12 +38,16 @@ def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sand
         Exception: Whatever the app raises.
     """
     layout = SharedLayout(
-        start.model_length, start.physical_batch, len(start.columns), start.metrics_length
+        start.model_length,
+        start.physical_batch,
+        start.schema.width,
+        start.metrics_length,
+        start.blob_bytes,
     )
     port = BatchPort(connection, layout.attach(memory_fd))
     os.close(memory_fd)
     device = _open_device(start)
-    if start.per_record:
+    if start.serves == GRADIENTS:
         load_libraries()
     report = sandbox.seal()
     if start.required and report.missing:
@@ -67,12 +72,18 @@ def _open_device(start: Start) -> torch.device:
 
 
 def _load(start: Start, port: BatchPort, folder: Path, device: torch.device) -> ClientApp:
-    task = load_task(folder, start.task_file, start.seed)
+    base_models = {name: Path(path) for name, path in start.base_models}
+    task = load_task(folder, start.task_file, start.seed, base_models)
     spec = _check_spec(task, start)
     task.model.to(device)
-    if not start.per_record:
-        return build_steps_app(port, LocalSteps(task, spec, start.columns))
-    engine = RecordGradients(task, spec, start.columns, start.metrics_length)
+    if start.serves == STEPS:
+        own = start.own_optimiser
+        steps = LocalSteps(task, spec, start.schema, start.metrics_length, own_optimiser=own)
+        return build_steps_app(port, steps)
+    if start.serves != GRADIENTS:
+        return build_optimiser_app(port, OptimiserSteps(task, spec))
+    engine = RecordGradients(task, spec, start.schema, start.metrics_length)
+    engine.check_loop()
     first, second = (
         (torch.from_numpy(slot.gradients_PD), torch.from_numpy(slot.metrics_PM))
         for slot in port.arrays.slots

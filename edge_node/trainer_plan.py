@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_node.base_models import LocalBaseModel
 from edge_node.shared_memory import SharedLayout
 from edge_node.trainer_frames import GRADIENTS, TASK, Start
 from edge_node.trainer_health import HealthRules
@@ -34,12 +35,13 @@ class TrainerJob:
             ``OPTIMISE``, or one of another server's (see `work`).
         own_optimiser: Whether local steps use the task's ``optimizer``.
         seed: Seeds torch before ``model()`` is called, for parts that are not in the vector.
-        base_models: Name and folder of each base model that the task is given.
+        base_models: Weights that the site holds and ``model(base_models)`` is given; their files
+            are hashed before each start.
         work: Which of the trainer's servers answers: ``trainer_frames.TASK`` or another one's name.
         settings: What that server is told once at its start, JSON; with the rest of the first
             frame at most ``trainer_frames.MAX_FRAME_BYTES``.
         blob_bytes: Room for bytes beside the arrays, either way, for requests with a blob.
-        readable: Folders and files of the site's that the app may read, base models included.
+        readable: Folders and files of the site's that the app may read besides base models.
     """
 
     app_folder: Path
@@ -51,7 +53,7 @@ class TrainerJob:
     serves: str = GRADIENTS
     own_optimiser: bool = False
     seed: int = 0
-    base_models: tuple[tuple[str, Path], ...] = ()
+    base_models: tuple[LocalBaseModel, ...] = ()
     work: str = TASK
     settings: Mapping[str, Any] = field(default_factory=dict)
     blob_bytes: int = 0
@@ -128,14 +130,17 @@ def first_frame(job: TrainerJob, limits: TrainerLimits, confinement: TrainerConf
         physical_batch=job.padded_batch,
         serves=job.serves,
         own_optimiser=job.own_optimiser,
-        base_models=tuple((name, str(folder.resolve())) for name, folder in job.base_models),
+        base_models=tuple((model.name, str(model.path.resolve())) for model in job.base_models),
         seed=job.seed,
         threads=limits.threads,
         device=limits.device,
         memory_mib=limits.memory_mib,
         hidden=tuple(str(path.resolve()) for path in confinement.hidden),
         required=confinement.mode is SandboxMode.REQUIRED,
-        readable=tuple(str(path.resolve()) for path in job.readable),
+        readable=tuple(
+            str(path.resolve())
+            for path in (*job.readable, *(model.path for model in job.base_models))
+        ),
         work=job.work,
         settings=dict(job.settings),
         blob_bytes=job.blob_bytes,

@@ -6,7 +6,14 @@ from edge_node.config import SiteConfig
 from edge_node.rounds.contract import JobAtSite, LocalRound
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
-from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
+from edge_node.trainer import (
+    HealthRules,
+    Trainer,
+    TrainerConfinement,
+    TrainerJob,
+    TrainerLimits,
+)
+from edge_node.trainer_frames import GRADIENTS, STEPS
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import Mode
 from tidegate.confine.sandbox import SandboxMode
@@ -40,11 +47,11 @@ def _task_trainer(job: JobAtSite, task: Task, config: SiteConfig, app_folder: Pa
         TrainerJob(
             app_folder=app_folder,
             task_file=task.file,
-            columns=job.dataset.columns,
+            schema=job.schema,
             spec=job.spec,
             metrics_length=job.plan.metrics_length,
             physical_batch=batch,
-            per_record=job.plan.mode is Mode.RECORD_DISTRIBUTED,
+            serves=GRADIENTS if job.plan.mode is Mode.RECORD_DISTRIBUTED else STEPS,
             seed=task.seed,
         ),
         trainer_limits(config),
@@ -61,6 +68,10 @@ def trainer_limits(config: SiteConfig) -> TrainerLimits:
         memory_mib=settings.memory_mib,
         threads=settings.threads,
         device=settings.device,
+        precision=settings.precision,
+        processes=settings.processes,
+        parallel=settings.parallel,
+        health=HealthRules(max_restarts=settings.max_restarts, leak_share=settings.leak_share),
     )
 
 

@@ -18,6 +18,7 @@ from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.jobfile import JobFile
 from tidegate.messages import TRAIN, is_evaluation
+from tidegate.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class JobAtSite:
     tier: str
     dataset: Dataset
     evaluation: EvaluationTerms | None = None
+
+    @property
+    def schema(self) -> Schema:
+        """Return the columns of a row: the job's, or all single numbers of the data set."""
+        return self.job_file.schema or self.dataset.scalars
 
     def terms_for(self, purpose: str) -> tuple[EncodingPlan, Event]:
         """Give how an update for a purpose is encoded, and what its sum is charged as.

@@ -1,4 +1,8 @@
-"""Train a task for some local steps and send the whole clipped difference: modes none and site."""
+"""Train a task for some local steps and send the whole clipped difference: modes none and site.
+
+Shapes: D = coordinates of the model vector, K = local steps, M = metrics, n = rows of a batch, W =
+numbers of a row.
+"""
 
 import secrets
 
@@ -11,8 +15,10 @@ from edge_node.trainer import Trainer
 from privacy.delta import take_delta
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
-from privacy.pipeline import encode_delta
+from privacy.pipeline import EncodingPlan, Mode, encode_delta
 from tidegate.confine.sandbox import SandboxReport
+
+_SEED_BYTES = 32
 
 
 class PlainTraining:
@@ -28,7 +34,7 @@ class PlainTraining:
         return await self.trainer.start()
 
     async def make_update(self, request: RoundRequest) -> NoisedUpdate:
-        """Take the local steps and encode the difference.
+        """Take the local steps and encode the difference; in mode site, with its noise.
 
         Raises:
             TrainerFailure: The app raised, hung or died.
@@ -40,16 +46,34 @@ class PlainTraining:
         plan, _ = encoding_of(self.job.plan, request.version)
         batches = [self._draw(local.batch_size) for _ in range(local.steps)]
         rate = local.learning_rate or 0.0
-        trained_D = await self.trainer.local_steps(request.model_D, batches, rate)
-        return encode_delta(plan, take_delta(self.job.spec, trained_D, request.model_D))
+        trained_D, metrics_KM = await self.trainer.local_steps(request.model_D, batches, rate)
+        delta = take_delta(self.job.spec, trained_D, request.model_D)
+        seeds = _seeds(plan)
+        return encode_delta(plan, delta, self._metrics(plan, metrics_KM), *seeds)
 
     async def stop(self) -> None:
         """End the trainer."""
         await self.trainer.stop()
+
+    def _metrics(
+        self, plan: EncodingPlan, metrics_KM: NDArray[np.float32]
+    ) -> NDArray[np.float32] | None:
+        """Give the mean record's blocks over all steps, in the scale of the sum; None if none."""
+        if not plan.metrics_length:
+            return None
+        scale = self.job.job_file.metrics.coordinate_scale(plan.clip_metrics)
+        return np.asarray(metrics_KM.mean(axis=0) * scale, dtype=np.float32)
 
     def _draw(self, size: int) -> NDArray[np.float32]:
         """Draw rows uniformly with replacement; no privacy claim rests on this draw."""
         dataset = self.job.dataset
         coins = np.frombuffer(secrets.token_bytes(8 * size), dtype="<u8")
         indices = (coins % np.uint64(len(dataset))).astype(np.int64)
-        return dataset.take(indices, dataset.columns)
+        return dataset.take_rows(indices, self.job.schema)
+
+
+def _seeds(plan: EncodingPlan) -> tuple[bytes | None, bytes | None]:
+    """Draw what mode site rounds and adds noise with; mode none does neither."""
+    if plan.mode is not Mode.SITE:
+        return None, None
+    return secrets.token_bytes(_SEED_BYTES), secrets.token_bytes(_SEED_BYTES)

@@ -6,6 +6,7 @@ from pathlib import Path
 from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate.confine.sandbox import SandboxMode
+from tidegate.schema import scalars
 
 COLUMNS = ("x0", "x1", "x2", "y")
 LINEAR_SPEC = VectorSpec((TensorSpec("weight", (1, 3)), TensorSpec("bias", (1,))))
@@ -50,7 +51,7 @@ def make_trainer(app: Path, **changes: object) -> Trainer:
     defaults = {
         "app_folder": app,
         "task_file": "task.py",
-        "columns": COLUMNS,
+        "schema": scalars(COLUMNS),
         "spec": LINEAR_SPEC,
         "metrics_length": 2,
         "physical_batch": 8,

@@ -10,7 +10,7 @@ from edge_node.trainer_frames import MAX_FRAME_BYTES, decode, encode, read_repor
 from privacy.errors import PeerError, Reason
 from tidegate.confine.sandbox import SandboxReport
 
-LAYOUT = SharedLayout(model_length=7, physical_batch=3, n_columns=2, metrics_length=5)
+LAYOUT = SharedLayout(model_length=7, physical_batch=3, row_width=2, metrics_length=5)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_both_sides_see_the_same_arrays_and_no_two_overlap(descriptor):
     ours, theirs = LAYOUT.attach(descriptor), LAYOUT.attach(descriptor)
 
     def arrays(side):
-        slots = [(s.rows_PC, s.gradients_PD, s.metrics_PM) for s in side.slots]
+        slots = [(s.rows_PW, s.gradients_PD, s.metrics_PM) for s in side.slots]
         return [side.model_D, *slots[0], *slots[1]]
 
     for number, array in enumerate(arrays(ours)):

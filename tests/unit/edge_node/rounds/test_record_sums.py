@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from edge_node.data import from_table
-from edge_node.rounds import record_sums
+from edge_node.rounds import record_sums, row_draw
 from edge_node.rounds.contract import JobAtSite, RoundRequest
-from edge_node.rounds.record_sums import RecordSums, rows_a_step
+from edge_node.rounds.record_sums import RecordSums
+from edge_node.rounds.row_draw import rows_a_step
 from privacy.accounting.events import NoDpEvent
 from privacy.decode import decode_sum
 from privacy.metrics import summarise
@@ -98,16 +99,16 @@ def site(monkeypatch):
 
 def watched(shapes):
     class Watched(RecordAccumulator):
-        def add(self, grads_ND, metrics_NM, mask_N=None):
+        def add(self, grads_ND, metrics_NM, mask_N=None, last_N=None):
             shapes.append((grads_ND.shape, metrics_NM.shape, mask_N.shape))
-            super().add(grads_ND, metrics_NM, mask_N)
+            super().add(grads_ND, metrics_NM, mask_N, last_N)
 
     return Watched
 
 
 def take(local, drawn, monkeypatch):
     indices = np.arange(drawn, dtype=np.int64)
-    monkeypatch.setattr(record_sums, "poisson_sample", lambda *_: indices)
+    monkeypatch.setattr(row_draw, "poisson_sample", lambda *_: indices)
     update = asyncio.run(local.make_update(RoundRequest(1, 0, np.zeros(3, np.float32))))
     ring = (update.vector_D % 2**local.job.plan.bits).astype(np.uint32)
     return decode_sum(local.job.plan, ring, 1.0), indices
