@@ -2,9 +2,10 @@
 
 from aggregator.optimiser import Optimiser
 from aggregator.secure_rounds import ServerStep
+from aggregator.statistics_step import StatisticsStep
 from privacy.errors import UsageError
 from privacy.spec import VectorSpec
-from tidegate.jobfile import FlowerApp, JobFile, Task
+from tidegate.jobfile import FlowerApp, JobFile, Statistics, Task
 
 
 def make_step(job: JobFile, spec: VectorSpec, min_sites: int) -> ServerStep:
@@ -20,4 +21,6 @@ def make_step(job: JobFile, spec: VectorSpec, min_sites: int) -> ServerStep:
     """
     if isinstance(job.work, Task | FlowerApp) and job.strategy is not None:
         return Optimiser(job.strategy.name, job.strategy.options, spec, min_sites)
+    if isinstance(job.work, Statistics):
+        return StatisticsStep()
     raise UsageError(f"this aggregator cannot run {type(job.work).__name__} yet")

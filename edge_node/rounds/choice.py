@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from edge_node.config import SiteConfig
+from edge_node.rounds.cell_counts import CellCounts
 from edge_node.rounds.contract import JobAtSite, LocalRound
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
@@ -17,7 +18,7 @@ from edge_node.trainer_frames import GRADIENTS, STEPS
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import Mode
 from tidegate.confine.sandbox import SandboxMode
-from tidegate.jobfile import Task
+from tidegate.jobfile import Statistics, Task
 
 
 def make_round(job: JobAtSite, config: SiteConfig, app_folder: Path) -> LocalRound:
@@ -36,6 +37,8 @@ def make_round(job: JobAtSite, config: SiteConfig, app_folder: Path) -> LocalRou
         return RecordSums(job, _task_trainer(job, work, config, app_folder))
     if isinstance(work, Task) and mode is Mode.NONE:
         return PlainTraining(job, _task_trainer(job, work, config, app_folder))
+    if isinstance(work, Statistics):
+        return CellCounts(job)
     kind = type(work).__name__
     raise PeerError(Reason.POLICY, f"this site cannot run {kind} in mode {mode} yet")
 
