@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from edge_node.trainer import TrainerFailure
+from edge_node.trainer_frames import STEPS
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.trainer_apps import COLUMNS, LINEAR_SPEC, make_trainer, write_app
@@ -108,21 +109,23 @@ def test_local_steps_are_plain_gradient_descent(tmp_path):
     batches = [rows_of(n, seed=n) for n in (8, 1, 5, 8)]
 
     async def scenario():
-        trainer = make_trainer(write_app(tmp_path), per_record=False)
+        trainer = make_trainer(write_app(tmp_path), serves=STEPS)
         result = await trainer.local_steps(MODEL_D, batches, 0.05)
         unchanged = await trainer.local_steps(MODEL_D, [], 0.05)
         with pytest.raises(UsageError, match="1 to 8 rows"):
             await trainer.local_steps(MODEL_D, [rows_of(9)], 0.05)
         with pytest.raises(UsageError, match="learning rate"):
             await trainer.local_steps(MODEL_D, batches, float("nan"))
-        with pytest.raises(UsageError, match="other kind"):
+        with pytest.raises(UsageError, match="serves requests for steps, not gradients"):
             await trainer.record_gradients(MODEL_D, rows_of(2), lambda *_: None)
         await trainer.stop()
         return result, unchanged
 
-    result, unchanged = run(scenario())
+    (result, metrics), (unchanged, none) = run(scenario())
+    assert none.shape == (0, 2)
     expected = MODEL_D.astype(float)
-    for rows in batches:
+    for rows, metrics_M in zip(batches, metrics, strict=True):
+        np.testing.assert_allclose(metrics_M, on_paper(expected, rows)[1].mean(0), rtol=1e-4)
         expected = expected - 0.05 * on_paper(expected, rows)[0].mean(axis=0)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(unchanged, MODEL_D)
@@ -157,7 +160,7 @@ def test_an_app_that_fails_is_ended_named_and_started_again(tmp_path):
     expected = {
         101: ("raised an error", r"ValueError: row holds 31337 (task.py, line 24)"),
         102: ("ended after 1 s without an answer", "without an answer"),
-        103: ("ended unexpectedly", "status 3"),
+        103: ("ended unexpectedly", "exit code 3"),
         104: ("exceeded its memory limit of 900 MiB", "allocate"),
         105: ("broke the trainer's protocol", "JSON"),
         106: ("raised an error", "SystemExit"),
@@ -165,7 +168,7 @@ def test_an_app_that_fails_is_ended_named_and_started_again(tmp_path):
 
     async def scenario():
         limits = {"memory_mib": 900, "request_timeout_s": 1.0}
-        trainer = make_trainer(write_app(tmp_path, FAULTS), per_record=False, **limits)
+        trainer = make_trainer(write_app(tmp_path, FAULTS), serves=STEPS, **limits)
         failures = {}
         for code in expected:
             rows = rows_of(3)
@@ -174,7 +177,7 @@ def test_an_app_that_fails_is_ended_named_and_started_again(tmp_path):
             with pytest.raises(TrainerFailure) as caught:
                 await trainer.local_steps(MODEL_D, [rows], 0.1)
             failures[code] = caught.value
-        trained = await trainer.local_steps(MODEL_D, [rows_of(3)], 0.1)
+        trained, _ = await trainer.local_steps(MODEL_D, [rows_of(3)], 0.1)
         await trainer.stop()
         return failures, trained
 
@@ -193,7 +196,7 @@ def test_an_app_that_fails_is_ended_named_and_started_again(tmp_path):
     ("task", "says"),
     [
         ("", "must define a function model"),
-        ("def model(): return 1\ndef loss(m, b): ...", "must return a torch.nn.Module"),
+        ("def model(): return 1\ndef loss(m, b): ...", "must return a torch.nn.Module, not int"),
         ("import nothing_of_the_kind", "No module named 'nothing_of_the_kind' (task.py, line 1)"),
         ("def model(:", "SyntaxError"),
     ],
@@ -201,7 +204,7 @@ def test_an_app_that_fails_is_ended_named_and_started_again(tmp_path):
 def test_a_task_that_does_not_load_says_why(tmp_path, task, says):
     async def scenario():
         with pytest.raises(TrainerFailure) as caught:
-            await make_trainer(write_app(tmp_path, task=task), per_record=False).start()
+            await make_trainer(write_app(tmp_path, task=task), serves=STEPS).start()
         return caught.value.detail
 
     assert says in run(scenario())
@@ -212,7 +215,7 @@ def test_a_model_that_is_not_the_jobs_is_refused(tmp_path):
 
     async def scenario():
         with pytest.raises(TrainerFailure) as caught:
-            await make_trainer(write_app(tmp_path), spec=spec, per_record=False).start()
+            await make_trainer(write_app(tmp_path), spec=spec, serves=STEPS).start()
         return caught.value.detail
 
     assert "weight [1, 3], bias [1]" in run(scenario())
@@ -253,7 +256,7 @@ def test_an_error_of_the_callback_ends_the_request_and_the_next_one_works(tmp_pa
 
 def test_a_cancelled_request_leaves_no_process(tmp_path):
     async def scenario():
-        trainer = make_trainer(write_app(tmp_path, FAULTS), per_record=False)
+        trainer = make_trainer(write_app(tmp_path, FAULTS), serves=STEPS)
         await trainer.start()
         rows = rows_of(3)
         rows[0, 0] = 102
@@ -274,10 +277,11 @@ PARENT = """
 import asyncio, json, sys
 import numpy as np, psutil
 from pathlib import Path
+from edge_node.trainer_frames import STEPS
 from tests.support.trainer_apps import make_trainer
 
 async def main():
-    trainer = make_trainer(Path(sys.argv[1]), per_record=False)
+    trainer = make_trainer(Path(sys.argv[1]), serves=STEPS)
     await trainer.start()
     print(json.dumps([p.pid for p in psutil.Process().children(recursive=True)]), flush=True)
     rows = np.full((3, 4), 102, dtype=np.float32)
@@ -314,7 +318,7 @@ def test_what_the_app_prints_goes_to_the_log_of_the_site_only(tmp_path, capfd):
     app = write_app(tmp_path, "print('a row: 31337')\nprint('oops', file=sys.stderr)\n")
 
     async def scenario():
-        trainer = make_trainer(app, log_path=tmp_path / "trainer.log", per_record=False)
+        trainer = make_trainer(app, log_path=tmp_path / "trainer.log", serves=STEPS)
         await trainer.start()
         await trainer.stop()
 
@@ -367,7 +371,7 @@ def test_a_failure_is_named_though_the_process_is_gone_before_the_next_chunk(tmp
     """The first chunk's failure and the second chunk's broken pipe race; the failure must win."""
 
     async def scenario():
-        trainer = make_trainer(write_app(tmp_path, FAULTS), per_record=False)
+        trainer = make_trainer(write_app(tmp_path, FAULTS), serves=STEPS)
         await trainer.start()
         child = trainer._running()
         send = child.send

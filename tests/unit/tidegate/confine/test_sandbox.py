@@ -12,6 +12,7 @@ import pytest
 
 from edge_node import trainer_child
 from edge_node.trainer import TrainerFailure, probe
+from edge_node.trainer_frames import STEPS
 from privacy.errors import UsageError
 from tests.support.trainer_apps import LINEAR, make_trainer, write_app
 from tidegate.confine.sandbox import SandboxMode, SandboxReport
@@ -124,7 +125,7 @@ def attack(tmp_path, site, listener, unix_path, covered):
 
     async def scenario():
         trainer = make_trainer(
-            app, per_record=False, mode=SandboxMode.REQUIRED, hidden=hidden, memory_mib=2048
+            app, serves=STEPS, mode=SandboxMode.REQUIRED, hidden=hidden, memory_mib=2048
         )
         with pytest.raises(TrainerFailure) as caught:
             await trainer.start()
@@ -197,13 +198,13 @@ def leave_out(monkeypatch, landlock):
 
 def attack_the_fallback(tmp_path, site):
     async def scenario():
-        trainer = make_trainer(write_app(tmp_path), per_record=False, hidden=(site,))
+        trainer = make_trainer(write_app(tmp_path), serves=STEPS, hidden=(site,))
         report = await trainer.start()
         await trainer.stop()
         facts = f"import os\nDAEMON = {os.getpid()}\nSITE = {str(site)!r}\n"
         app = write_app(tmp_path, task=facts + FALLBACK)
         with pytest.raises(TrainerFailure) as caught:
-            await make_trainer(app, per_record=False, memory_mib=2048, hidden=(site,)).start()
+            await make_trainer(app, serves=STEPS, memory_mib=2048, hidden=(site,)).start()
         return report, outcomes_of(caught.value)
 
     report, outcomes = asyncio.run(scenario())
@@ -226,7 +227,7 @@ def test_a_hidden_folder_inside_a_shown_one_is_told_where_it_cannot_be_covered(
     inside = Path(pytest.__file__).parent
 
     async def scenario():
-        trainer = make_trainer(write_app(tmp_path), per_record=False, hidden=(inside,))
+        trainer = make_trainer(write_app(tmp_path), serves=STEPS, hidden=(inside,))
         report = await trainer.start()
         await trainer.stop()
         return report
@@ -250,7 +251,7 @@ def test_required_refuses_before_a_line_of_the_app_runs(tmp_path, monkeypatch):
     app = write_app(tmp_path, task="print('the app ran')\n" + LINEAR)
 
     async def scenario():
-        trainer = make_trainer(app, per_record=False, mode=SandboxMode.REQUIRED, log_path=log)
+        trainer = make_trainer(app, serves=STEPS, mode=SandboxMode.REQUIRED, log_path=log)
         with pytest.raises(UsageError) as caught:
             await trainer.start()
         return str(caught.value)
