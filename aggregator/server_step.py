@@ -3,9 +3,10 @@
 from aggregator.optimiser import Optimiser
 from aggregator.secure_rounds import ServerStep
 from aggregator.statistics_step import StatisticsStep
+from aggregator.tree_step import TreeStep
 from privacy.errors import UsageError
 from privacy.spec import VectorSpec
-from tidegate.jobfile import FlowerApp, JobFile, Statistics, Task
+from tidegate.jobfile import FlowerApp, JobFile, Statistics, Task, Trees
 
 
 def make_step(job: JobFile, spec: VectorSpec, min_sites: int) -> ServerStep:
@@ -23,4 +24,6 @@ def make_step(job: JobFile, spec: VectorSpec, min_sites: int) -> ServerStep:
         return Optimiser(job.strategy.name, job.strategy.options, spec, min_sites)
     if isinstance(job.work, Statistics):
         return StatisticsStep()
+    if isinstance(job.work, Trees):
+        return TreeStep(job.work)
     raise UsageError(f"this aggregator cannot run {type(job.work).__name__} yet")

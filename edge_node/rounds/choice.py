@@ -7,6 +7,7 @@ from edge_node.rounds.cell_counts import CellCounts
 from edge_node.rounds.contract import JobAtSite, LocalRound
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
+from edge_node.rounds.tree_histograms import TreeHistograms
 from edge_node.trainer import (
     HealthRules,
     Trainer,
@@ -18,7 +19,7 @@ from edge_node.trainer_frames import GRADIENTS, STEPS
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import Mode
 from tidegate.confine.sandbox import SandboxMode
-from tidegate.jobfile import Statistics, Task
+from tidegate.jobfile import Statistics, Task, Trees
 
 
 def make_round(job: JobAtSite, config: SiteConfig, app_folder: Path) -> LocalRound:
@@ -39,6 +40,8 @@ def make_round(job: JobAtSite, config: SiteConfig, app_folder: Path) -> LocalRou
         return PlainTraining(job, _task_trainer(job, work, config, app_folder))
     if isinstance(work, Statistics):
         return CellCounts(job)
+    if isinstance(work, Trees):
+        return TreeHistograms(job, work)
     kind = type(work).__name__
     raise PeerError(Reason.POLICY, f"this site cannot run {kind} in mode {mode} yet")
 

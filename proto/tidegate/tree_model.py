@@ -123,6 +123,18 @@ class TreeModel:
         """Give the flat vector, shape (D,)."""
         return np.concatenate([tensor.reshape(-1) for tensor in self.to_tensors().values()])
 
+    def agrees(self, other: "TreeModel", trees: int) -> bool:
+        """Say whether the first trees are the same in both models of a job."""
+        return all(
+            np.array_equal(mine[:trees], theirs[:trees])
+            for mine, theirs in (
+                (self.feature_TI, other.feature_TI),
+                (self.bin_TI, other.bin_TI),
+                (self.missing_left_TI, other.missing_left_TI),
+                (self.value_TV, other.value_TV),
+            )
+        )
+
     def nodes(self, bins_NF: NDArray[np.uint16], tree: int, levels: int) -> NDArray[np.int64]:
         """Follow records down a tree, at most so many levels.
 
