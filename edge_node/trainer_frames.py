@@ -22,6 +22,7 @@ from tidegate.schema import FLOAT, Column, Schema
 MAX_FRAME_BYTES = 1 << 16
 MAX_DETAIL = 4000
 TASK = "task"
+FLOWER = "flower"
 GRADIENTS = "gradients"
 STEPS = "steps"
 OPTIMISE = "optimise"

@@ -5,13 +5,16 @@ Every library is imported before the system call filter is put in place, the app
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.clientapp import ClientApp
 
 from edge_node.batch_port import BatchPort, DaemonGoneError
 from edge_node.device import pick_device
+from edge_node.flower_app import FlowerCalls
 from edge_node.flower_messages import new_context, new_message
 from edge_node.gradient_engines import load_libraries
 from edge_node.local_steps import LocalSteps, OptimiserSteps
@@ -19,9 +22,18 @@ from edge_node.record_gradients import RecordGradients
 from edge_node.shared_memory import SharedLayout
 from edge_node.task import Task, TaskError, load_task, spec_of
 from edge_node.task_app import build_gradients_app, build_optimiser_app, build_steps_app
-from edge_node.trainer_frames import GRADIENTS, STEPS, Start, failure_frame, report_frame
+from edge_node.trainer_frames import (
+    FLOWER,
+    GRADIENTS,
+    STEPS,
+    Start,
+    failure_frame,
+    report_frame,
+)
 from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import Sandbox
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sandbox) -> None:
@@ -54,10 +66,10 @@ def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sand
         lacking = f"missing: {', '.join(report.missing)}"
         port.send(failure_frame("sandbox", "; ".join([lacking, *report.notes])))
         return
-    app = _load(start, port, Path(sandbox.app_folder), device)
+    answer = _load_work(start, port, Path(sandbox.app_folder), device)
     port.send(report_frame(report, str(device)))
     try:
-        _answer_requests(app, port)
+        _answer_requests(answer, port)
     except DaemonGoneError:
         return
 
@@ -69,6 +81,19 @@ def _open_device(start: Start) -> torch.device:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
         torch.zeros(1, device=device)  # the driver comes up before the filter is in place
     return device
+
+
+def _load_work(start: Start, port: BatchPort, folder: Path, device: torch.device) -> Answer:
+    """Load what serves the job: a function from a request's fields to those of its answer."""
+    if start.work == FLOWER:
+        return FlowerCalls(start, port, folder).answer
+    app, context = _load(start, port, folder, device), new_context()
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        app(new_message(request.pop("action"), request), context)
+        return {}
+
+    return answer
 
 
 def _load(start: Start, port: BatchPort, folder: Path, device: torch.device) -> ClientApp:
@@ -104,10 +129,6 @@ def _check_spec(task: Task, start: Start) -> VectorSpec:
     return spec
 
 
-def _answer_requests(app: ClientApp, port: BatchPort) -> None:
-    context = new_context()
+def _answer_requests(answer: Answer, port: BatchPort) -> None:
     while True:
-        request = port.receive()
-        action = request.pop("action")
-        app(new_message(action, request), context)
-        port.send({"done": True})
+        port.send({"done": True, **answer(port.receive())})

@@ -6,13 +6,19 @@ contract with the pinned version is in ``tests/unit/tidegate/test_flower_bridge.
 else imports such a part, in ``tests/architecture``.
 """
 
+from flwr.clientapp import ClientApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["NODE_ID", "RUN_ID", "Run", "assume_task_identity"]
+__all__ = ["NODE_ID", "RUN_ID", "Run", "assume_task_identity", "is_legacy_app"]
 
 RUN_ID = 1
 NODE_ID = 1
+
+
+def is_legacy_app(app: ClientApp) -> bool:
+    """Tell whether an app is of Flower's earlier interface, made from a ``client_fn``."""
+    return app._call is not None  # noqa: SLF001 - nothing public says so
 
 
 def assume_task_identity() -> None:

@@ -46,6 +46,10 @@ class MessageConfig:
     config_key: str = CONFIG
 
 
+DEFAULT = MessageConfig()
+"""No settings, under the names that Flower's strategies give by themselves."""
+
+
 def encode(config: MessageConfig) -> bytes:
     """Give the canonical bytes.
 

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -20,6 +21,11 @@ def test_messages_can_be_made_once_the_identity_is_assumed(monkeypatch):
     assert message.metadata.run_id == flower_bridge.RUN_ID
     assert message.metadata.src_node_id == flower_bridge.NODE_ID
     assert message.metadata.dst_node_id == 42
+
+
+def test_an_app_of_the_earlier_interface_is_told_apart():
+    assert not flower_bridge.is_legacy_app(ClientApp())
+    assert flower_bridge.is_legacy_app(ClientApp(client_fn=lambda context: None))
 
 
 def test_the_run_is_the_one_that_flowers_grid_names():
