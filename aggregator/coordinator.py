@@ -18,7 +18,7 @@ from aggregator.admission import admit
 from aggregator.broadcast import ContentShelf
 from aggregator.bundle_stock import BundleStock
 from aggregator.config import AggregatorConfig
-from aggregator.export import export_model
+from aggregator.export import RunHashes, export_model, signer_of
 from aggregator.fold import pick_device
 from aggregator.job_run import JobRun
 from aggregator.jobs import Job, JobState, JobStore
@@ -220,13 +220,11 @@ class Coordinator:
             PeerError: UNKNOWN_JOB.
         """
         job, sealed = self.job(job_id), self.registry.sealed
-        return export_model(
-            job,
-            self._jobs.load_checkpoint(job_id),
-            self.progress(job)[0],
-            sealed.manifest_hash if sealed else b"",
-            self._jobs.last_transcript(job_id),
+        hashes = RunHashes(
+            sealed.manifest_hash if sealed else b"", self._jobs.last_transcript(job_id)
         )
+        checkpoint, signer = self._jobs.load_checkpoint(job_id), signer_of(self.config.folder)
+        return export_model(job, checkpoint, self.progress(job)[0], hashes, signer)
 
     # --- sites ------------------------------------------------------------------------------------
 

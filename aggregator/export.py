@@ -1,21 +1,54 @@
 """Release a model: named tensors as safetensors, with its provenance in the file's metadata."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from safetensors.numpy import save
 
-from aggregator.jobs import Checkpoint, Job
+from aggregator.checkpoints import Checkpoint
+from aggregator.jobs import Job
 from aggregator.progress import JobProgress
 from privacy.pipeline import Mode
-from tidegate.jobfile import RecordPrivacy
+from tidegate import provenance
+from tidegate.jobfile import FlowerApp, LocalPrivacy, NoPrivacy
+from tidegate.keys import EcdsaSigner, load_key, read_private
+
+
+@dataclass(frozen=True)
+class RunHashes:
+    """What a model came out of: the sealed manifest and the transcript of its last sum."""
+
+    manifest: bytes
+    transcript: bytes
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who states a model's provenance.
+
+    Attributes:
+        certificate_pem: The aggregator's own, issued by the consortium's CA.
+        sign: Signs a message with its key.
+    """
+
+    certificate_pem: bytes
+    sign: Callable[[bytes], bytes]
+
+
+def signer_of(folder: Path) -> Signer:
+    """Load the aggregator's TLS key and certificate as the signer of its models.
+
+    Raises:
+        UsageError: A file is missing or open to others.
+    """
+    key = EcdsaSigner(load_key(read_private(folder / "tls.key")))
+    return Signer(read_private(folder / "tls.pem"), key.sign)
 
 
 def export_model(
-    job: Job,
-    checkpoint: Checkpoint,
-    progress: JobProgress,
-    manifest_hash: bytes,
-    transcript_hash: bytes,
+    job: Job, checkpoint: Checkpoint, progress: JobProgress, hashes: RunHashes, signer: Signer
 ) -> bytes:
     """Give the newest version of a job as a safetensors file.
 
@@ -23,9 +56,9 @@ def export_model(
     for every site.
     """
     privacy = job.file.privacy
-    private = isinstance(privacy, RecordPrivacy)
+    private = not isinstance(privacy, NoPrivacy)
     spent = max((tally.epsilon for tally in progress.sites.values()), default=0.0)
-    metadata = {
+    facts = {
         "format": "pt",
         "made_by": f"tidegate {version('tidegate')}",
         "job": job.job_id,
@@ -36,14 +69,27 @@ def export_model(
         "mode": str(privacy.mode),
         "unit": privacy.unit.kind,
         "epsilon": f"{spent:.6g}" if private else "inf",
-        "delta_dp": (f"{privacy.delta_dp:.6g}" if isinstance(privacy, RecordPrivacy) else "0"),
+        "delta_dp": "0" if isinstance(privacy, NoPrivacy) else f"{privacy.delta_dp:.6g}",
+        "tier": tier_of(job),
         "noise_multiplier": (
             "0" if job.plan.mode is Mode.NONE else f"{job.plan.noise_multiplier:.6g}"
         ),
-        "manifest_hash": manifest_hash.hex(),
-        "transcript_hash": transcript_hash.hex(),
+        "manifest_hash": hashes.manifest.hex(),
+        "transcript_hash": hashes.transcript.hex(),
         "chain_head": checkpoint.model.chain_head.hex(),
         "app_sha256": job.app_sha256.hex(),
-        "model_sha256": checkpoint.model.sha256.hex(),
+        provenance.DIGEST: checkpoint.model.sha256.hex(),
+        provenance.SPEC: job.vector_spec.decode("ascii"),
     }
-    return save(job.spec.unflatten(checkpoint.model.vector()), metadata)
+    sealed = provenance.seal(facts, signer.certificate_pem, signer.sign)
+    return save(job.spec.unflatten(checkpoint.model.vector()), sealed)
+
+
+def tier_of(job: Job) -> str:
+    """Say who is trusted with the clip (privacy.md), in the words that every surface uses."""
+    privacy = job.file.privacy
+    if isinstance(privacy, NoPrivacy):
+        return "none"
+    if isinstance(privacy, LocalPrivacy) and isinstance(job.file.work, FlowerApp):
+        return f"conditional on reviewed code sha256:{job.app_sha256.hex()}"
+    return "enforced"

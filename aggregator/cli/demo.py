@@ -16,7 +16,8 @@ from rich.console import Console
 
 from aggregator.cli.connection import operator_api
 from aggregator.cli.consortium import Consortium, SitePlan, interrupted_by_signals
-from aggregator.cli.jobs import write_chunks
+from aggregator.cli.job_facts import JobFacts, fetch_facts
+from aggregator.cli.models import write_chunks
 from aggregator.cli.output import data_size, table_of
 from aggregator.cli.progress import watch_live
 from aggregator.cli.submission import Submission, prepare, requests_of
@@ -129,11 +130,12 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
         with operator_api(consortium.operator()) as api:
             request = operator_pb2.ExportModelRequest(job_id=history[-1].job_id)
             write_chunks(api.ExportModel(request), model_file)
+            facts = fetch_facts(api, history[-1].job_id)
     trained_s = time.monotonic()
     console.print("Training the comparison models (only this harness reads all shards) ...")
     return _measure(
         options,
-        history=history,
+        facts=facts,
         privacy=job.privacy,
         submission=submission,
         task=task,
@@ -158,7 +160,7 @@ def _train(consortium: Consortium, submission: Submission, console: Console) -> 
 def _measure(
     options: DemoOptions,
     *,
-    history: list[JobStatus],
+    facts: JobFacts,
     privacy: RecordPrivacy,
     submission: Submission,
     task: ModuleType,
@@ -169,10 +171,10 @@ def _measure(
     import torch  # noqa: PLC0415 - heavy, and needed by this command alone
     from safetensors.torch import load_file  # noqa: PLC0415
 
-    from aggregator.cli import baselines, report  # noqa: PLC0415
+    from aggregator.cli import baselines, demo_report  # noqa: PLC0415
 
     torch.set_num_threads(1)  # two threads that contend are slower than one
-    job = history[-1]
+    job = facts.status
     model_file = options.folder / "model.safetensors"
     released = baselines.load_flat(task, load_file(model_file))
     shards = {bank.name: bank.train for bank in parts.banks}
@@ -203,21 +205,15 @@ def _measure(
         "attempts_aborted": job.attempts_aborted,
         "parameters": submission.parameters,
         "seed": options.seed,
-        "provenance": _provenance(model_file),
+        "provenance": dict(facts.provenance),
         "setup_s": ready_s - started_s,
         "job_s": trained_s - ready_s,
         "wall_s": time.monotonic() - started_s,
     }
     result["report"] = str(options.folder / "report.html")
-    report.write(Path(result["report"]), result, history, options.folder / "aggregator" / "kept")
+    kept = options.folder / "aggregator" / "kept"
+    demo_report.write(Path(result["report"]), facts, result, kept)
     return result
-
-
-def _provenance(model_file: Path) -> dict[str, str]:
-    """Read the metadata of a safetensors file: an eight-byte length, then a JSON header."""
-    with model_file.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        return dict(json.loads(file.read(size))["__metadata__"])
 
 
 def _show(result: dict[str, Any], options: DemoOptions, console: Console) -> None:

@@ -1,6 +1,5 @@
-"""``tidegate job`` and ``tidegate model``: submit, watch, stop; fetch the released model."""
+"""``tidegate job``: submit, watch, stop, report."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -8,16 +7,14 @@ import typer
 from rich.text import Text
 
 from aggregator.cli.connection import operator_api
-from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, data_size, moment, table_of
+from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, moment, table_of
 from aggregator.cli.progress import job_table, mode_text, watch_live
 from aggregator.cli.submission import prepare, requests_of
-from privacy.errors import PeerError, Reason, UsageError
 from tidegate.convert import job_status_from_wire
 from tidegate.jobfile import NONE
 from tidegate.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and stop jobs.")
-model_app = typer.Typer(no_args_is_help=True, help="Fetch released models.")
 
 JobId = Annotated[str, typer.Argument(help="The job's id, as `job submit` printed it.")]
 
@@ -119,40 +116,21 @@ def stop(
     session.show({"job_id": job_id, "state": "stopped"}, f"job {job_id} is stopped: {why}")
 
 
-@model_app.command()
-def export(
+@app.command()
+def report(
     context: typer.Context,
     job_id: JobId,
-    out: Annotated[Path, typer.Option(help="Where to write the model (safetensors).")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Write a job's model as safetensors, with its provenance in the file's metadata."""
+    """Write a job's report: one self-contained page with curves, sites, traffic, time, privacy."""
+    from aggregator.cli.job_facts import fetch_facts  # noqa: PLC0415 - heavy, for this one alone
+    from aggregator.cli.report import write  # noqa: PLC0415
+
     session: Session = context.obj
-    if out.exists():
-        raise UsageError(f"{out} exists: name another file")
     with operator_api(session.folder()) as api:
-        size = write_chunks(api.ExportModel(operator_pb2.ExportModelRequest(job_id=job_id)), out)
-    session.show({"job_id": job_id, "file": str(out), "bytes": size}, f"{out}: {data_size(size)}")
-
-
-def write_chunks(chunks: Iterable[operator_pb2.ExportModelResponse], out: Path) -> int:
-    """Write a streamed model; the file appears only when whole.
-
-    Raises:
-        PeerError: The stream ended before the announced size.
-    """
-    partial = out.with_name(out.name + ".part")
-    announced = written = 0
-    with partial.open("wb") as file:
-        for chunk in chunks:
-            announced = chunk.size
-            written += file.write(chunk.data)
-    if written != announced or not written:
-        partial.unlink()
-        raise PeerError(
-            Reason.MALFORMED, f"the model ended after {written} of {announced} bytes: try again"
-        )
-    partial.replace(out)
-    return written
+        facts = fetch_facts(api, job_id)
+    write(out, facts)
+    session.show({"job_id": job_id, "file": str(out)}, f"{out}: open it in a browser")
 
 
 def _watch(session: Session, job_id: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from aggregator.cli import demo, jobs, setup, sites
+from aggregator.cli import demo, jobs, models, setup, sites, statistics
 from aggregator.cli.output import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, Session
 from privacy.errors import PeerError, UsageError
 
@@ -21,7 +21,8 @@ app = typer.Typer(
 app.add_typer(sites.app, name="site")
 app.add_typer(setup.consortium_app, name="consortium")
 app.add_typer(jobs.app, name="job")
-app.add_typer(jobs.model_app, name="model")
+app.add_typer(models.app, name="model")
+app.add_typer(statistics.app, name="stats")
 app.command()(setup.init)
 app.command()(setup.up)
 app.command()(demo.demo)

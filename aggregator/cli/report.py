@@ -1,96 +1,145 @@
-"""The demo's report: one HTML file without a single reference to anything outside it."""
+"""A job's report: one HTML file without a single reference to anything outside it.
+
+Everything in it comes through the operator API. The demo's page extends it by what only its harness
+knows (``demo_report``).
+"""
 
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from scipy.stats import chi2
 
-from aggregator.cli.charts import bars, curve, histogram, stacked
+from aggregator.cli.charts import curve, stacked
+from aggregator.cli.job_facts import JobFacts
 from aggregator.cli.output import data_size
-from tidegate.requests import JobStatus
+from privacy.pipeline import EncodingPlan, Mode
+from privacy.spec import VectorSpec
+from tidegate.jobfile import FlowerApp, JobFile, LocalPrivacy
+from tidegate.requests import JobHistory, JobStatus
 
-TEMPLATE = "report.html.j2"
+PAGES = Path(__file__).parent / "pages"
+_FP32_BYTES = 4
+_TROUBLES = 40
+_AGAINST = {
+    Mode.RECORD_DISTRIBUTED: "the aggregator, with up to c colluding sites",
+    Mode.RECORD_LOCAL: "everybody, even if secure aggregation is broken",
+    Mode.SITE: "the aggregator, with up to c colluding sites",
+    Mode.NONE: "nobody",
+}
 
 
-def write(path: Path, result: Mapping[str, Any], history: Sequence[JobStatus], kept: Path) -> None:
-    """Write the report.
+def write(path: Path, facts: JobFacts, page: str = "job.html.j2", **more: object) -> None:
+    """Write a report.
 
     Args:
         path: The file to write.
-        result: The demo's result table.
-        history: The job as it was pushed, over time.
-        kept: Folder of the last attempt's masked uploads, as the aggregator received them; may
-            be missing.
+        facts: The job.
+        page: The template.
+        more: What that template needs besides.
     """
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
+        loader=FileSystemLoader(PAGES), autoescape=True, undefined=StrictUndefined
     )
     environment.filters["size"] = data_size
-    page = environment.get_template(TEMPLATE).render(
-        result=result,
-        made_at=time.strftime("%Y-%m-%d %H:%M"),
-        gap=result["auc_pooled"] - result["auc_federated"],
-        gain=result["auc_federated"] - float(np.mean(result["auc_local"])),
-        epsilon=max(result["epsilon"]),
-        count=len(result["sites"]),
-        auc_chart=Markup(_auc_chart(result)),  # noqa: S704 - our own SVG from numbers
-        training_chart=Markup(_training_chart(history)),  # noqa: S704
-        time_chart=Markup(_time_chart(result)),  # noqa: S704
-        seen=_seen(kept),
-    )
-    path.write_text(page, encoding="utf-8")
+    values = _values(facts) | more
+    path.write_text(environment.get_template(page).render(**values), encoding="utf-8")
 
 
-def _auc_chart(result: Mapping[str, Any]) -> str:
-    rows = [
-        (f"{site} alone", alone, "alone")
-        for site, alone in zip(result["sites"], result["auc_local"], strict=True)
-    ]
-    rows.append(("federated, private", result["auc_federated"], "federated"))
-    rows.append(("pooled, no privacy", result["auc_pooled"], "pooled"))
-    return bars(rows, low=0.5, high=0.9)
-
-
-def _training_chart(history: Sequence[JobStatus]) -> str:
-    points = [(job.round, job.metrics["auc"]) for job in history if "auc" in job.metrics]
-    return curve(points, "round", "AUC on the training batches (noised, averaged)")
-
-
-def _time_chart(result: Mapping[str, Any]) -> str:
-    rows = [
-        (site, {"training": train, "exchange": exchange, "waiting": wait})
-        for site, train, exchange, wait in zip(
-            result["sites"],
-            result["train_s"],
-            result["exchange_s"],
-            result["wait_s"],
-            strict=True,
+def conditional_note(job: JobFile, app_sha256: bytes) -> str:
+    """Say on what a stated epsilon depends besides Tidegate's own code; empty where on nothing."""
+    if isinstance(job.work, FlowerApp) and isinstance(job.privacy, LocalPrivacy):
+        return (
+            "The app's own code adds the noise: epsilon holds only if the reviewed code"
+            f" sha256:{app_sha256.hex()} clips, samples and adds noise as it declares."
         )
+    return ""
+
+
+def _values(facts: JobFacts) -> dict[str, Any]:
+    status, history = facts.status, facts.history
+    job = JobFile.parse(facts.job_toml)
+    spec = VectorSpec.from_bytes(history.vector_spec)
+    return {
+        "job": status,
+        "made_at": time.strftime("%Y-%m-%d %H:%M"),
+        "conditional": conditional_note(job, history.app_sha256),
+        "epsilon": max((site.epsilon for site in status.sites), default=0.0),
+        "traffic": _traffic(status, spec.length),
+        "parameters": spec.length,
+        "pace": _pace(status),
+        "curves": _curves(history),
+        "time_chart": _time_chart(status),
+        "dropped": sum(site.dropped for site in status.sites),
+        "troubles": status.log[-_TROUBLES:],
+        "facts": privacy_facts(job, EncodingPlan.from_bytes(history.encoding), history),
+        "provenance": {
+            name: value
+            for name, value in facts.provenance.items()
+            if name not in ("certificate", "signature", "vector_spec")
+        },
+        "job_toml": facts.job_toml.decode(),
+    }
+
+
+def privacy_facts(job: JobFile, plan: EncodingPlan, history: JobHistory) -> list[tuple[str, str]]:
+    """List a job's privacy numbers for people, with their names in the design's letters."""
+    privacy = job.privacy
+    rows = [("mode", str(plan.mode)), ("holds against", _AGAINST[plan.mode])]
+    if plan.mode is not Mode.NONE:
+        rows += [
+            ("privacy unit", privacy.unit.kind),
+            ("target ε, δ", f"{_number(privacy, 'epsilon')}, {_number(privacy, 'delta_dp')}"),
+            ("noise multiplier z", f"{plan.noise_multiplier:.6g}"),
+            ("sampling rate q", f"{plan.sampling_rate:g}"),
+            ("clipping norm", f"C_g = {plan.clip_gradient:g}, C_m = {plan.clip_metrics:g}"),
+            ("sensitivity D2", f"{plan.sensitivity:.6g} grid steps"),
+            ("variance of a site's share", f"{plan.noise_variance} grid steps squared"),
+        ]
+    rows += [
+        ("vector", f"{plan.length} integers of {plan.bits} bits, map {plan.map_kind}"),
+        ("app", f"sha256:{history.app_sha256.hex()}"),
+        ("manifest", f"sha256:{history.manifest_hash.hex()}"),
     ]
-    return stacked(rows)
+    return rows
 
 
-def _seen(kept: Path) -> list[dict[str, Any]]:
-    """Describe the masked uploads: a byte histogram each, and how uniform it is."""
-    seen = []
-    for file in sorted(kept.glob("*.masked")) if kept.is_dir() else ():
-        data = np.frombuffer(file.read_bytes(), dtype=np.uint8)
-        counts = np.bincount(data, minlength=256)
-        expected = len(data) / 256
-        statistic = float(((counts - expected) ** 2 / expected).sum())
-        seen.append(
-            {
-                "site": file.stem,
-                "size": len(data),
-                "p": float(chi2.sf(statistic, 255)),
-                "chart": Markup(histogram(counts)),  # noqa: S704 - our own SVG from numbers
-            }
+def _number(privacy: object, name: str) -> str:
+    return f"{getattr(privacy, name, 0.0):g}"
+
+
+def _traffic(status: JobStatus, parameters: int) -> dict[str, Any]:
+    count = max(1, len(status.sites))
+    site = sum(entry.bytes_up + entry.bytes_down for entry in status.sites) / count
+    fp32 = status.round * parameters * _FP32_BYTES
+    by_step = status.mode == Mode.RECORD_DISTRIBUTED
+    baseline = "per-step fp32 synchronisation" if by_step else "fp32 FedAvg, same rounds"
+    return {"site": site, "fp32": fp32, "share": site / max(1, 2 * fp32), "baseline": baseline}
+
+
+def _pace(status: JobStatus) -> str:
+    rate = status.round / status.elapsed_s if status.elapsed_s > 0 else 0.0
+    return f"{rate:.1f} rounds/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s a round"
+
+
+def _curves(history: JobHistory) -> list[dict[str, Any]]:
+    names = dict.fromkeys(name for entry in history.rounds for name in entry.metrics)
+    curves = []
+    for name in names:
+        points = [(e.round, e.metrics[name]) for e in history.rounds if name in e.metrics]
+        if len(points) > 1:
+            chart = Markup(curve(points, "round", name))  # noqa: S704 - our own SVG from numbers
+            curves.append({"name": name, "chart": chart})
+    return curves
+
+
+def _time_chart(status: JobStatus) -> Markup:
+    rows = [
+        (
+            site.site_id,
+            {"training": site.train_s, "exchange": site.exchange_s, "waiting": site.wait_s},
         )
-    return seen
+        for site in status.sites
+    ]
+    return Markup(stacked(rows))  # noqa: S704 - our own SVG from numbers

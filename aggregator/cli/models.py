@@ -1,0 +1,83 @@
+"""``tidegate model``: fetch a released model, check it, describe it, give it other formats."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aggregator.cli.connection import operator_api
+from aggregator.cli.output import Session, data_size
+from privacy.errors import PeerError, Reason, UsageError
+from tidegate.v1 import operator_pb2
+
+app = typer.Typer(no_args_is_help=True, help="Fetch, check and describe released models.")
+
+JobId = Annotated[str, typer.Argument(help="The job's id, as `job submit` printed it.")]
+ModelFile = Annotated[Path, typer.Argument(help="A model that `model export` wrote.")]
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    job_id: JobId,
+    out: Annotated[Path, typer.Option(help="Where to write the model (safetensors).")],
+) -> None:
+    """Write a job's model as safetensors, with its signed provenance in the file's metadata."""
+    session: Session = context.obj
+    if out.exists():
+        raise UsageError(f"{out} exists: name another file")
+    with operator_api(session.folder()) as api:
+        size = write_chunks(api.ExportModel(operator_pb2.ExportModelRequest(job_id=job_id)), out)
+    session.show({"job_id": job_id, "file": str(out), "bytes": size}, f"{out}: {data_size(size)}")
+
+
+@app.command()
+def verify(context: typer.Context, file: ModelFile) -> None:
+    """Check a model file's tensors and provenance by the consortium's CA; asks nobody."""
+    from aggregator.cli.model_file import read_model  # noqa: PLC0415 - heavy, for this one alone
+
+    session: Session = context.obj
+    checked = read_model(file, (session.folder().path / "ca.pem").read_bytes()).provenance
+    facts = {name: value for name, value in checked.facts.items() if name != "vector_spec"}
+    lines = [f"{file}: as job {facts.get('job', '?')} released it; signed by {checked.aggregator}"]
+    lines += [f"  {name}: {value}" for name, value in sorted(facts.items())]
+    session.show({"file": str(file), "signed_by": checked.aggregator, **facts}, "\n".join(lines))
+
+
+@app.command()
+def card(
+    context: typer.Context,
+    job_id: JobId,
+    out: Annotated[Path, typer.Option(help="The Markdown file to write.")] = Path("MODEL_CARD.md"),
+) -> None:
+    """Write a model card with the privacy statement of the job that made the model."""
+    from aggregator.cli.job_facts import fetch_facts  # noqa: PLC0415 - heavy, for this one alone
+    from aggregator.cli.model_card import write  # noqa: PLC0415
+
+    session: Session = context.obj
+    with operator_api(session.folder()) as api:
+        facts = fetch_facts(api, job_id)
+    write(out, facts)
+    session.show({"job_id": job_id, "file": str(out)}, f"{out}: the model's card")
+
+
+def write_chunks(chunks: Iterable[operator_pb2.ExportModelResponse], out: Path) -> int:
+    """Write a streamed model; the file appears only when whole.
+
+    Raises:
+        PeerError: The stream ended before the announced size.
+    """
+    partial = out.with_name(out.name + ".part")
+    announced = written = 0
+    with partial.open("wb") as file:
+        for chunk in chunks:
+            announced = chunk.size
+            written += file.write(chunk.data)
+    if written != announced or not written:
+        partial.unlink()
+        raise PeerError(
+            Reason.MALFORMED, f"the model ended after {written} of {announced} bytes: try again"
+        )
+    partial.replace(out)
+    return written
