@@ -215,6 +215,8 @@ def _check_plan(plan: EncodingPlan) -> None:
             f" not {plan.mode} with rounding {plan.rounding!r}"
         )
         raise UsageError(message)
+    if plan.unit == "user":
+        raise UsageError("sparse records are summed one by one: the privacy unit must be 'record'")
     if plan.map_kind is not MapKind.IDENTITY or plan.metrics_length:
         raise UsageError("sparse records are summed as they are: no map, no metrics beside them")
     if plan.n_max * (plan.sensitivity + 1) >= _EXACT:

@@ -28,6 +28,10 @@ class Label(IntEnum):
     MAP_SIGNS = 3
     MAP_SUBSET = 4
     ROUNDING = 5
+    LOCAL_COARSE = 6
+    LOCAL_COARSE_TIE = 7
+    LOCAL_FINE = 8
+    LOCAL_FINE_TIE = 9
     SAMPLE = 0x20
 
 

@@ -5,38 +5,26 @@ with (the difference of two Poisson variables, variance V), not a rounded float,
 it comes from the CSPRNG seed given by the caller (privacy.md, "Samplers"). The seed must be fresh
 for every attempt; that, and the size of V, are the business of the plan and the ledger.
 
-One sample is the table row in which a 128-bit uniform number falls. The first 32 bits decide all
-but about rows/2^32 of the samples; the rest read 96 bits more and are decided exactly. So a
-sample costs four bytes of keystream, and its distribution is that of the full 128-bit table.
-Run time depends on the values drawn, as with any table: updates leave on a schedule, never when
-the sampler happens to be done.
+How a sample is drawn stands in `privacy.cdf_table`.
 
-Shapes: d = integers of one vector, R = rows of the table.
+Shapes: d = integers of one vector.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.cdf_table import START_BITS, TAIL_BITS, CumulativeTable, table_of
 from privacy.errors import UsageError
-from privacy.keystream import Keystream, Label, blocks_at
 from privacy.quantise import QuantisedDelta
 
 MAX_STD = 2**17
 """Largest standard deviation of one share, in grid units: above it the table outgrows a cache."""
-
-_UNIT = 128  # bits of a table entry
-_FIRST = 32  # bits of the first draw
-_TAIL_BITS = 130  # mass beyond the table, on both sides together: below 2^-130
-_START_BITS = 200  # where the recurrence starts: its own truncation is of this order
-_MAX_GUIDE_BITS = 18
-_CHUNK = 1 << 15  # samples at once: the working arrays stay in the second-level cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,92 +37,6 @@ class NoisedUpdate:
     """
 
     vector_D: NDArray[np.int64]
-
-
-@dataclass(frozen=True, repr=False)
-class SkellamTable:
-    """The cumulative distribution of Skellam(V), in 128-bit fixed point.
-
-    Row r stands for the value r - half_width and covers the 128-bit numbers up to and including
-    its bound.
-
-    Attributes:
-        variance: V, grid units squared.
-        half_width: Largest magnitude in the table.
-        bounds: Inclusive upper bounds, R of them as 16 little-endian bytes each.
-        tv: Bound on the total variation distance between one sample and Skellam(V), cut tails
-            included: the accountant adds steps * n * d times ``DEFAULT_SAMPLER_TV``, which a test
-            holds above it, to the delta of the guarantee (privacy.md, "Accounting").
-    """
-
-    variance: int
-    half_width: int
-    bounds: bytes
-    tv: float
-    _first_R: NDArray[np.uint32] = field(init=False)
-    _guide: NDArray[np.int32] = field(init=False)
-    _guide_shift: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        first_R = np.frombuffer(self.bounds, dtype="<u4")[3::4].copy()
-        bits = min(_MAX_GUIDE_BITS, max(8, int(first_R.size).bit_length() + 1))
-        starts = np.arange(1 << bits, dtype=np.uint32) << np.uint32(_FIRST - bits)
-        guide = np.searchsorted(first_R, starts, side="left").astype(np.int32)
-        object.__setattr__(self, "_first_R", first_R)
-        object.__setattr__(self, "_guide", guide)
-        object.__setattr__(self, "_guide_shift", _FIRST - bits)
-
-    def bound(self, row: int) -> int:
-        """Give the largest 128-bit number that falls into a row."""
-        return int.from_bytes(self.bounds[16 * row : 16 * row + 16], "little")
-
-    def sample(self, seed: bytes, count: int) -> NDArray[np.int64]:
-        """Draw independent Skellam(V) integers.
-
-        Args:
-            seed: 32 secret bytes, used for nothing else and once only.
-            count: Number of samples, at least 0.
-
-        Returns:
-            Integers, shape (count,), the same for the same seed on every machine.
-
-        Raises:
-            UsageError: The seed is not 32 bytes.
-        """
-        stream = Keystream(seed, Label.NOISE_FIRST)
-        samples = np.empty(count, dtype=np.int64)
-        for begin in range(0, count, _CHUNK):
-            size = min(_CHUNK, count - begin)
-            first = stream.read(4 * size).view("<u4")
-            rows, tied = self._rows(first)
-            if tied.size:
-                rows[tied] = self._resolve(seed, first[tied], tied + begin)
-            np.subtract(rows, self.half_width, out=samples[begin : begin + size])
-        return samples
-
-    def _rows(self, first: NDArray[np.uint32]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Find the row of each draw, and the draws that 32 bits leave undecided."""
-        rows = self._guide.take(first >> np.uint32(self._guide_shift))
-        # The guide's row is right for most draws, the next one for most others; a tail has many
-        # rows under one guide entry, so what is left is searched for.
-        behind = np.flatnonzero(first >= self._first_R.take(rows))
-        rows[behind] += first.take(behind) > self._first_R.take(rows.take(behind))
-        behind = behind[first.take(behind) >= self._first_R.take(rows.take(behind))]
-        rows[behind] = np.searchsorted(self._first_R, first.take(behind), side="left")
-        return rows, behind[first.take(behind) == self._first_R.take(rows.take(behind))]
-
-    def _resolve(
-        self, seed: bytes, first: NDArray[np.uint32], positions: NDArray[np.int64]
-    ) -> list[int]:
-        """Decide draws whose first 32 bits equal those of a bound, by 96 bits more each."""
-        blocks = blocks_at(seed, Label.NOISE_TIE, positions)
-        rows = range(self._first_R.size)
-        return [
-            bisect_left(
-                rows, (int(head) << 96) | int.from_bytes(block[:12], "little"), key=self.bound
-            )
-            for head, block in zip(first, blocks, strict=True)
-        ]
 
 
 def add_skellam_noise(update: QuantisedDelta, variance: int, noise_seed: bytes) -> NoisedUpdate:
@@ -158,7 +60,7 @@ def add_skellam_noise(update: QuantisedDelta, variance: int, noise_seed: bytes) 
 
 
 def without_noise(update: QuantisedDelta, bits: int) -> NoisedUpdate:
-    """Pass an update on without noise: mode ``none`` only.
+    """Pass an update on without noise: mode ``none``, and record-local, which is noised before.
 
     Args:
         update: Integers that claim no sensitivity.
@@ -179,7 +81,7 @@ def without_noise(update: QuantisedDelta, bits: int) -> NoisedUpdate:
 
 
 @lru_cache(maxsize=4)
-def skellam_table(variance: int) -> SkellamTable:
+def skellam_table(variance: int) -> CumulativeTable:
     """Build the 128-bit table of Skellam(V), the difference of two Poisson(V/2) variables.
 
     P(k) is I_|k|(V) / (I_0(V) + 2 * (I_1(V) + I_2(V) + ...)). The modified Bessel functions come
@@ -203,29 +105,8 @@ def skellam_table(variance: int) -> SkellamTable:
             " s smaller; sqrt(d) at 2 % of C*s is enough, a finer grid only costs bits"
         )
         raise UsageError(message)
-    half_width = _tail_start(variance, _TAIL_BITS)
-    weights = list(_bessel_weights(variance, _tail_start(variance, _START_BITS)))
-    total = 2 * sum(weights) - weights[-1]
-    # One division and many products: this reciprocal costs each of them less than 2^-160.
-    shift = total.bit_length() + 160
-    reciprocal = (1 << shift) // total
-    half = 1 << (shift - _UNIT - 1)
-    lower = [  # 2^128 P(X <= -k) to the nearest, for k = half_width .. 1; the tail in the first
-        (mass * reciprocal + half) >> (shift - _UNIT) for mass in accumulate(weights[:-1])
-    ][len(weights) - 1 - half_width :]
-    bounds = [mass - 1 for mass in lower if mass]
-    dropped = half_width - len(bounds)
-    half_width -= dropped
-    top = (1 << _UNIT) - 1
-    bounds += [top - 1 - bound for bound in reversed(bounds)]
-    bounds.append(top)
-    rows = len(bounds)
-    return SkellamTable(
-        variance=variance,
-        half_width=half_width,
-        bounds=b"".join([bound.to_bytes(16, "little") for bound in bounds]),
-        tv=(rows + 2) * 2.0**-_UNIT,
-    )
+    weights = list(_bessel_weights(variance, _tail_start(variance, START_BITS)))
+    return table_of(weights, _tail_start(variance, TAIL_BITS))
 
 
 def _bessel_weights(variance: int, start: int) -> Iterator[int]:

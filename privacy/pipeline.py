@@ -13,12 +13,10 @@ Shapes: D = gradient coordinates, M = metrics, N = records of a micro-batch, d =
 """
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +26,9 @@ from privacy.clip import append_metrics, clip_site_delta
 from privacy.compress import LinearMap, MapKind, compress
 from privacy.delta import Delta
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.local_noise import LocalNoise
 from privacy.noise import MAX_STD, NoisedUpdate, add_skellam_noise, without_noise
+from privacy.plan_bytes import from_json, to_json
 from privacy.quantise import (
     MAX_SENSITIVITY,
     RecordRule,
@@ -52,12 +52,23 @@ class Mode(StrEnum):
     SITE = "site"
     NONE = "none"
 
+    @property
+    def by_record(self) -> bool:
+        """Whether records, or users, are sampled and clipped one by one."""
+        return self in (Mode.RECORD_DISTRIBUTED, Mode.RECORD_LOCAL)
+
 
 _ROUNDINGS = {
     Mode.RECORD_DISTRIBUTED: (Rounding.RECORD, Rounding.SUM),
     Mode.RECORD_LOCAL: (Rounding.PLAIN,),
     Mode.SITE: (Rounding.CONDITIONAL,),
     Mode.NONE: (Rounding.PLAIN,),
+}
+_UNITS = {
+    Mode.RECORD_DISTRIBUTED: ("record", "user"),
+    Mode.RECORD_LOCAL: ("record", "user"),
+    Mode.SITE: ("site",),
+    Mode.NONE: ("none",),
 }
 
 
@@ -75,20 +86,26 @@ class EncodingPlan:
         kept: Coordinates that a random subset keeps of the (rotated) gradient; 0 without one.
         scale: s, grid steps per unit.
         bits: B of the ring.
-        clip_gradient: C_g, parameter units.
-        clip_metrics: C_m, metric units; 0 exactly when M is 0.
+        clip_gradient: C_g, parameter units; of the site's whole difference in modes site, none and
+            record-local, where it is no privacy matter in the last two: it only bounds the range.
+        clip_metrics: C_m, metric units, likewise; 0 exactly when M is 0.
         rounding: How the grid is reached; which ones there are depends on the mode.
-        n_max: Record mode: public cap on the records of a site's data set; else 0.
-        sampling_rate: q, record mode: the public Poisson rate; else 1.
-        noise_multiplier: z of the whole cohort's noise; 0 in mode ``none``.
-        sensitivity: D2, grid units, at least that of clip, scale, map and rounding; 0 in mode
-            ``none``, which claims none.
+        unit: Whose contribution is bounded: "record", "user" (whose rows are summed before the
+            clip), "site"; "none" in mode ``none``.
+        max_rows: Most rows of one user that are used; 0 unless the unit is a user.
+        n_max: Record modes: public cap on the records of a site's data set; else 0.
+        sampling_rate: q, record modes: the public Poisson rate; else 1.
+        noise_multiplier: z of the whole cohort's noise, or of each local step's in record-local; 0
+            in mode ``none``.
+        sensitivity: D2, grid units, at least that of clip, scale, map and rounding; 0 where the
+            sum itself is not noised: in mode ``none``, and in record-local, where ``local`` has it.
         noise_variance: V_site, variance of one site's share, grid units squared, rounded up to a
-            whole number; 0 in mode ``none``.
+            whole number; 0 where the sum itself is not noised.
+        local: Mode record-local: clip, grid and noise of each local step; else None.
 
     Raises:
         PeerError: MALFORMED: a field is out of range or does not fit another one; POLICY: the
-            sensitivity is understated, or too large to be checked exactly.
+            sensitivity or the local noise is understated, or too large to be checked exactly.
     """
 
     mode: Mode
@@ -103,11 +120,14 @@ class EncodingPlan:
     clip_gradient: float
     clip_metrics: float
     rounding: Rounding
+    unit: str
+    max_rows: int
     n_max: int
     sampling_rate: float
     noise_multiplier: float
     sensitivity: float
     noise_variance: int
+    local: LocalNoise | None
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -115,12 +135,15 @@ class EncodingPlan:
             required = self._required_sensitivity()
         except UsageError as error:  # here a wrong map is the plan's fault, not ours
             raise PeerError(Reason.MALFORMED, str(error)) from error
-        if not required <= self.sensitivity <= MAX_SENSITIVITY:
+        stated = self.sensitivity if self.local is None else self.local.sensitivity
+        if not required <= stated <= MAX_SENSITIVITY:
             message = (
-                f"the plan states a sensitivity of {self.sensitivity} grid steps; its clip, scale,"
+                f"the plan states a sensitivity of {stated} grid steps; its clip, scale,"
                 f" map and rounding give {required}, and {MAX_SENSITIVITY} is the most"
             )
             raise PeerError(Reason.POLICY, message)
+        if self.local is not None:
+            self.local.check_noise(self.noise_multiplier)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> "EncodingPlan":
@@ -130,9 +153,9 @@ class EncodingPlan:
             PeerError: MALFORMED: these are not the canonical bytes of a plan; else as the class.
         """
         try:
-            plan = cls(**_fields_of(raw))
+            plan: EncodingPlan = from_json(cls, raw, _MAX_PLAN_BYTES)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            message = "an encoding plan is a flat JSON object with exactly the fields of a plan"
+            message = "an encoding plan is a JSON object with exactly the fields of a plan"
             raise PeerError(Reason.MALFORMED, message) from error
         if plan.to_bytes() != raw:
             message = "an encoding plan must come in its canonical form: compact JSON, sorted keys"
@@ -141,14 +164,7 @@ class EncodingPlan:
 
     def to_bytes(self) -> bytes:
         """Return the canonical bytes: compact ASCII JSON, keys sorted, bytes in hexadecimal."""
-        values = {
-            name: value.hex() if isinstance(value, bytes) else kind(value)
-            for name, kind in _KINDS.items()
-            for value in (getattr(self, name),)
-        }
-        return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode(
-            "ascii"
-        )
+        return to_json(self)
 
     def with_map_seed(self, map_seed: bytes) -> "EncodingPlan":
         """Give the same plan with another round's map seed.
@@ -177,21 +193,35 @@ class EncodingPlan:
 
     @cached_property
     def record_rule(self) -> RecordRule:
-        """Return what fixes the sensitivity in record mode."""
+        """Return what fixes the sensitivity in record modes: of the sum, or of a local step's."""
+        local = self.local
+        if local is None:
+            return RecordRule(
+                linear_map=self.linear_map,
+                metrics=self.metrics_length,
+                clip_gradient=self.clip_gradient,
+                clip_metrics=self.clip_metrics,
+                scale=self.scale,
+                rounding=self.rounding,
+                n_max=self.n_max,
+                by_user=self.unit == "user",
+            )
+        length = self.gradient_length + self.metrics_length
         return RecordRule(
-            linear_map=self.linear_map,
+            linear_map=LinearMap(MapKind.IDENTITY, length, 0, 0, self.map_seed),
             metrics=self.metrics_length,
-            clip_gradient=self.clip_gradient,
-            clip_metrics=self.clip_metrics,
-            scale=self.scale,
-            rounding=self.rounding,
+            clip_gradient=local.clip_gradient,
+            clip_metrics=local.clip_metrics,
+            scale=1 / local.grid,
+            rounding=Rounding.RECORD,
             n_max=self.n_max,
+            by_user=self.unit == "user",
         )
 
     def _required_sensitivity(self) -> float:
         """Return the least D2 that a plan with this clip, scale, map and rounding may state."""
         length = self.length  # building the map checks it, in every mode
-        if self.mode is Mode.RECORD_DISTRIBUTED:
+        if self.mode.by_record:
             return self.record_rule.sensitivity
         if self.mode is Mode.SITE:
             return conditional_rounding_sensitivity(self.clip, self.scale, length).D2
@@ -199,7 +229,9 @@ class EncodingPlan:
 
     def _check_ranges(self) -> None:
         private = self.mode is not Mode.NONE
-        by_record = self.mode is Mode.RECORD_DISTRIBUTED
+        local = self.mode is Mode.RECORD_LOCAL
+        noised = private and not local
+        by_record = self.mode.by_record
         checks = {
             "spec_digest": len(self.spec_digest) == 32,
             "gradient_length": 1 <= self.gradient_length <= MAX_LENGTH,
@@ -211,16 +243,23 @@ class EncodingPlan:
                 _positive(self.clip_metrics) if self.metrics_length else self.clip_metrics == 0
             ),
             "rounding": self.rounding in _ROUNDINGS[self.mode],
+            "unit": self.unit in _UNITS[self.mode],
+            "max_rows": (
+                1 <= self.max_rows <= MAX_RECORDS if self.unit == "user" else self.max_rows == 0
+            ),
             "n_max": 1 <= self.n_max <= MAX_RECORDS if by_record else self.n_max == 0,
             "sampling_rate": 0 < self.sampling_rate <= 1 if by_record else self.sampling_rate == 1,
             "noise_multiplier": (
                 _positive(self.noise_multiplier) if private else self.noise_multiplier == 0
             ),
-            "sensitivity": _positive(self.sensitivity) if private else self.sensitivity == 0,
+            "sensitivity": _positive(self.sensitivity) if noised else self.sensitivity == 0,
             "noise_variance": (
-                1 <= self.noise_variance <= MAX_STD**2 if private else self.noise_variance == 0
+                1 <= self.noise_variance <= MAX_STD**2 if noised else self.noise_variance == 0
             ),
+            "local": (self.local is not None) == local,
         }
+        if self.local is not None:
+            checks["local"] &= (self.local.clip_metrics > 0) == (self.metrics_length > 0)
         for name, good in checks.items():
             if not good:
                 message = (
@@ -247,20 +286,26 @@ class RecordAccumulator:
         grads_ND: NDArray[np.float32],
         metrics_NM: NDArray[np.float32],
         mask_N: NDArray[np.bool_] | None = None,
+        last_N: NDArray[np.bool_] | None = None,
     ) -> None:
         """Clip, map, round and add records; one that is not finite counts as zero.
+
+        Where the plan's unit is a user, the rows of each are summed first, then clipped once; a
+        user with a row that is not finite counts as zero.
 
         Args:
             grads_ND: What each record adds to the sum before its clip, float32, shape (N, D):
                 minus its gradient, so that the decoded mean is a descent step.
             metrics_NM: float32, shape (N, M), metric units.
             mask_N: False for padding rows; None when all are records.
+            last_N: Unit user: True at the last row of each user; see `RecordSum.add`.
 
         Raises:
             PeerError: WRONG_SHAPE: the trainer's arrays have other shapes or types.
-            UsageError: More than n_max records, or the accumulator is finished.
+            UsageError: More than n_max records, ``last_N`` does not fit the unit, or the
+                accumulator is finished.
         """
-        self._open().add(grads_ND, metrics_NM, mask_N)
+        self._open().add(grads_ND, metrics_NM, mask_N, last_N)
 
     def finish(self, noise_seed: bytes) -> NoisedUpdate:
         """Add the noise share and close the accumulator; an empty batch is noise alone.
@@ -269,7 +314,8 @@ class RecordAccumulator:
             noise_seed: 32 secret bytes, fresh for this attempt.
 
         Raises:
-            UsageError: The accumulator is finished, or the seed is not 32 bytes.
+            UsageError: The accumulator is finished, the seed is not 32 bytes, or a user's last row
+                never came.
         """
         quantised = self._open().finish()
         self._sum = None
@@ -290,14 +336,17 @@ def encode_delta(
     rounding_seed: bytes | None = None,
     noise_seed: bytes | None = None,
 ) -> NoisedUpdate:
-    """Encode a site's whole delta (modes ``site`` and ``none``).
+    """Encode a site's whole delta (modes ``site``, ``none`` and ``record-local``).
+
+    In record-local delta and metrics are noised already (`privacy.local_steps`): what is done here
+    is post-processing, and the clip keeps them in the ring's range, no more.
 
     Args:
-        plan: Mode site or none.
+        plan: Mode site, none or record-local.
         delta: Local minus global parameters.
         metrics_M: The site's metrics, shape (M,); None where the plan has none.
-        rounding_seed: Mode site: 32 secret bytes; mode none: None.
-        noise_seed: Mode site: 32 other secret bytes, fresh for this attempt; mode none: None.
+        rounding_seed: Mode site: 32 secret bytes; else None.
+        noise_seed: Mode site: 32 other secret bytes, fresh for this attempt; else None.
 
     Raises:
         PeerError: WRONG_SHAPE: the delta or the metrics are not of the plan's model; NOT_FINITE:
@@ -318,32 +367,11 @@ def encode_delta(
     if plan.mode is Mode.SITE and rounding_seed is not None and noise_seed is not None:
         quantised = round_conditionally(compressed, plan.scale, rounding_seed)
         return add_skellam_noise(quantised, plan.noise_variance, noise_seed)
-    if plan.mode is Mode.NONE and rounding_seed is None and noise_seed is None:
+    plain = plan.mode in (Mode.NONE, Mode.RECORD_LOCAL)
+    if plain and rounding_seed is None and noise_seed is None:
         return without_noise(round_plainly(compressed, plan.scale), plan.bits)
-    message = f"mode {plan.mode} with these seeds: site takes both seeds, none takes neither"
+    message = f"mode {plan.mode} with these seeds: site takes both, none and record-local neither"
     raise UsageError(message)
-
-
-_KINDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(EncodingPlan)}
-"""Each field of a plan with its type, which also reads it from JSON."""
-
-
-def _fields_of(raw: bytes) -> dict[str, Any]:
-    """Read a plan's fields, each of exactly its type; ValueError, TypeError or KeyError else."""
-    if len(raw) > _MAX_PLAN_BYTES:
-        raise ValueError
-    values = json.loads(raw)
-    if not isinstance(values, dict) or values.keys() != _KINDS.keys():
-        raise KeyError
-    return {name: _read(kind, values[name]) for name, kind in _KINDS.items()}
-
-
-def _read(kind: Any, value: Any) -> Any:
-    if kind is bytes:
-        return bytes.fromhex(value)
-    if kind in (int, float) and type(value) is not kind:  # True is an int, 1 is not 1.0
-        raise TypeError
-    return kind(value)
 
 
 def _positive(value: float) -> bool:

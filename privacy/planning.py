@@ -2,95 +2,49 @@
 
 The aggregator derives the plan when a job is submitted; each site derives it again from the job
 file and the sealed manifest and takes part only if both are the same (privacy.md, D-REC step 6).
-Only public constants go in: a number that depended on a site's data would be a release.
+How a plan of each mode follows from its noise multiplier stands in `privacy.encodings`; here the
+multiplier is found, epsilon is counted, and what cannot protect or cannot learn is refused.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from privacy.accounting.accountant import Accountant
-from privacy.accounting.calibration import NoisePlan, Target, calibrate_noise_multiplier
-from privacy.accounting.events import Event, NoDpEvent, SkellamRecordEvent
-from privacy.accounting.sensitivity import (
-    RANGE_DEVIATIONS,
-    bit_width,
-    choose_scale,
-    honest_sites,
-    l1_sensitivity,
-    required_variance,
-    site_variance,
+from privacy.accounting.accountant import ORDERS, Accountant
+from privacy.accounting.calibration import Target, least_noise_multiplier
+from privacy.accounting.events import (
+    DEFAULT_SAMPLER_TV,
+    Event,
+    GaussianRecordEvent,
+    NoDpEvent,
+    SkellamRecordEvent,
+    Unit,
 )
-from privacy.compress import LinearMap, MapKind
+from privacy.accounting.sensitivity import l1_sensitivity
+from privacy.compress import MapKind
+from privacy.encodings import encoding_at, evaluation_spec, evaluation_terms, event_at
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan, Mode
-from privacy.quantise import RecordRule, Rounding
-from privacy.ring import MAX_BITS
 from privacy.secagg.encoding import hash_of
 from privacy.spec import VectorSpec
+from privacy.terms import CohortRules, PrivacyTerms
 
-_BOUNDED_ROOM = 2.0 ** (MAX_BITS - 2)
-"""Grid steps that bounded sums may take: half of the ring's, the rest is the noise's."""
+__all__ = [
+    "CohortRules",
+    "PrivacyTerms",
+    "check_encoding",
+    "check_evaluation",
+    "derive_encoding",
+    "encoding_for_version",
+    "evaluation_encoding",
+    "evaluation_spec",
+    "job_epsilon",
+    "step_event",
+]
+
+MIN_SIGNAL = 0.1
+"""Least predicted signal over noise, n/(z*sqrt(d)), at which mode ``site`` is worth a round."""
 
 _EPSILON_SLACK = 1e-6  # relative: two libms may differ in the last digits of a logarithm
-
-
-@dataclass(frozen=True)
-class PrivacyTerms:
-    """What a job file says about privacy and encoding, in the units of the job file.
-
-    Attributes:
-        mode: Whose contribution the noise hides.
-        rounds: How many sums the job opens.
-        epsilon: Target for all rounds together; 0 in mode ``none``.
-        delta_dp: Its delta; 0 in mode ``none``.
-        sampling_rate: q; 1 in mode ``none``.
-        clipping_norm: C_g (records), or C of the whole delta in mode ``none``.
-        metrics_norm: C_m; 0 without metrics.
-        metrics_length: M.
-        expected_batch_size: Public expected number of records in a whole cohort's step; in mode
-            ``none`` unused.
-        max_records: Public bound on one site's records.
-        rounding: ``record`` or ``sum``; ignored in mode ``none``.
-        noise_multiplier: z, or ``None`` to calibrate it to epsilon.
-        map_kind: The shared linear map.
-        keep: Share of the (rotated) gradient's coordinates that a random subset keeps.
-        signal_range: Largest expected coordinate of the sum, as a share of
-            ``expected_batch_size * C``: fixes the bit width.
-        site_range: For sums whose size is bounded, as counts are: the most that one coordinate of
-            one site's sum can be. The ring then holds all members' sums and cannot wrap, and
-            ``expected_batch_size`` and ``signal_range`` are unused; 0 for other work.
-    """
-
-    mode: Mode
-    rounds: int
-    epsilon: float
-    delta_dp: float
-    sampling_rate: float
-    clipping_norm: float
-    metrics_norm: float
-    metrics_length: int
-    expected_batch_size: float
-    max_records: int
-    rounding: Rounding
-    noise_multiplier: float | None
-    map_kind: MapKind
-    keep: float
-    signal_range: float
-    site_range: float = 0.0
-
-
-@dataclass(frozen=True)
-class CohortRules:
-    """What the sealed manifest says about cohorts: c, N_min and the number of members."""
-
-    colluders: int
-    min_survivors: int
-    members: int
-
-    @property
-    def honest_sites(self) -> int:
-        """Return m_h = N_min - c: sites whose noise is sure to be in any sum that is opened."""
-        return honest_sites(self.min_survivors, self.colluders)
 
 
 def derive_encoding(
@@ -105,14 +59,42 @@ def derive_encoding(
         map_seed: 32 public bytes; each round's map seed derives from it and the base version.
 
     Raises:
-        UsageError: No noise, scale or bit width fits; says which number to change.
+        UsageError: No noise, scale or bit width fits, or mode ``site`` would drown in its noise;
+            says which number to change.
         PeerError: The terms contradict each other.
     """
-    if terms.mode is Mode.RECORD_DISTRIBUTED:
-        return _record_encoding(terms, spec, rules, map_seed)
-    if terms.mode is Mode.NONE:
-        return _plain_encoding(terms, spec, rules, map_seed)
-    raise UsageError(f"mode {terms.mode} cannot run yet: use record-distributed or none")
+    z = 0.0 if terms.mode is Mode.NONE else terms.noise_multiplier
+    if z is None:
+        z = _calibrated(terms, spec, rules, map_seed)
+    plan = encoding_at(terms, spec, rules, map_seed, z)
+    if plan.mode is Mode.SITE:
+        _check_signal(plan, rules)
+    return plan
+
+
+def evaluation_encoding(
+    terms: PrivacyTerms, rules: CohortRules, plan: EncodingPlan, map_seed: bytes
+) -> EncodingPlan:
+    """Derive the plan of a Flower app's evaluations: a vector of ``evaluation_length`` metrics.
+
+    Its gradient part is the metrics, clipped to ``metrics_norm`` (1 where the job has none beside
+    its training), with the noise multiplier of the training plan. In record-local nothing is added
+    here: the app declares that its metrics are noised like a round of its training.
+
+    Args:
+        terms: The job's terms.
+        rules: The sealed manifest's.
+        plan: The job's training plan.
+        map_seed: 32 public bytes; the map is the identity.
+
+    Raises:
+        UsageError: The job has no evaluations, or no plan for them exists.
+        PeerError: The terms contradict each other.
+    """
+    if not terms.evaluation_length or terms.mode is Mode.RECORD_DISTRIBUTED:
+        raise UsageError(f"a job of mode {terms.mode} without evaluation metrics has no such plan")
+    spec = evaluation_spec(terms.evaluation_length)
+    return encoding_at(evaluation_terms(terms), spec, rules, map_seed, plan.noise_multiplier)
 
 
 def check_encoding(
@@ -137,13 +119,7 @@ def check_encoding(
         own = derive_encoding(stated, spec, rules, plan.map_seed)
     except UsageError as error:
         raise PeerError(Reason.POLICY, f"the plan cannot be derived here: {error}") from error
-    for name in vars(own) if own.to_bytes() != plan.to_bytes() else ():
-        if getattr(own, name) != getattr(plan, name, None):
-            raise PeerError(
-                Reason.POLICY,
-                f"the plan says {name} = {getattr(plan, name)!r}, the job and the manifest give"
-                f" {getattr(own, name)!r}",
-            )
+    _compare(plan, own)
     epsilon = job_epsilon(plan, terms, rules)
     if terms.mode is not Mode.NONE and not epsilon <= terms.epsilon * (1 + _EPSILON_SLACK):
         raise PeerError(
@@ -154,13 +130,45 @@ def check_encoding(
     return epsilon
 
 
-def step_event(plan: EncodingPlan, rules: CohortRules, steps: int = 1) -> Event:
-    """Give the ledger event of releasing one (or several) of this plan's sums.
+def check_evaluation(
+    evaluation: EncodingPlan, terms: PrivacyTerms, rules: CohortRules, plan: EncodingPlan
+) -> None:
+    """Check an evaluation plan from the wire: it must be the one derived here.
 
-    The variance counted is V_site * m_h, what the fewest honest survivors add, never that of all.
+    Args:
+        evaluation: As offered.
+        terms: The job's terms.
+        rules: The sealed manifest's.
+        plan: The job's training plan, checked before.
+
+    Raises:
+        PeerError: POLICY: it differs, or no such plan exists.
+    """
+    try:
+        own = evaluation_encoding(terms, rules, plan, evaluation.map_seed)
+    except UsageError as error:
+        raise PeerError(Reason.POLICY, f"the plan cannot be derived here: {error}") from error
+    _compare(evaluation, own)
+
+
+def step_event(plan: EncodingPlan, rules: CohortRules, steps: int = 1) -> Event:
+    """Give the ledger event of one (or several) of this plan's exchanges.
+
+    In record-local an exchange is all the local steps behind it. Elsewhere it is the sum that is
+    released, and the variance counted is V_site * m_h: what the fewest honest survivors add, never
+    that of all.
     """
     if plan.mode is Mode.NONE:
         return NoDpEvent(steps)
+    if plan.local is not None:
+        return GaussianRecordEvent(
+            q=plan.sampling_rate,
+            z=plan.noise_multiplier,
+            steps=steps * plan.local.steps,
+            d=plan.gradient_length + plan.metrics_length,
+            sampler_tv=DEFAULT_SAMPLER_TV,
+            unit=_unit(plan),
+        )
     return SkellamRecordEvent(
         q=plan.sampling_rate,
         V=float(plan.noise_variance) * rules.honest_sites,
@@ -169,16 +177,22 @@ def step_event(plan: EncodingPlan, rules: CohortRules, steps: int = 1) -> Event:
         d=plan.length,
         n_sites=rules.members,
         steps=steps,
+        unit=_unit(plan),
     )
 
 
 def job_epsilon(plan: EncodingPlan, terms: PrivacyTerms, rules: CohortRules) -> float:
-    """Give epsilon of all rounds at the job's delta, at the best order; infinite without DP."""
+    """Give epsilon of all exchanges at the job's delta, at the best order; infinite without DP.
+
+    Training and evaluation are both counted, for the job's own privacy unit.
+    """
     if plan.mode is Mode.NONE:
         return math.inf
-    accountant = Accountant()
-    accountant.compose(step_event(plan, rules, terms.rounds))
-    return accountant.get_epsilon(terms.delta_dp)
+    evaluation = None
+    if terms.evaluation_length:
+        derived = evaluation_encoding(terms, rules, plan, plan.map_seed)
+        evaluation = step_event(derived, rules)
+    return _schedule_epsilon(terms, step_event(plan, rules), evaluation)
 
 
 def encoding_for_version(plan: EncodingPlan, version: int) -> EncodingPlan:
@@ -188,123 +202,76 @@ def encoding_for_version(plan: EncodingPlan, version: int) -> EncodingPlan:
     return plan.with_map_seed(hash_of("map", plan.map_seed, version))
 
 
-def _kept(terms: PrivacyTerms, spec: VectorSpec) -> int:
-    """Give how many coordinates a random subset keeps; 0 where the map selects none."""
-    if not terms.map_kind.selects:
-        return 0
-    if not 0 < terms.keep <= 1:
-        raise UsageError(f"[compression] keep is {terms.keep}, must lie in (0, 1]")
-    return max(1, round(terms.keep * spec.length))
-
-
-def _record_encoding(
+def _calibrated(
     terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes
-) -> EncodingPlan:
-    norm = math.hypot(terms.clipping_norm, terms.metrics_norm)
-    kept = _kept(terms, spec)
-    length = spec.length + terms.metrics_length
-    tail = terms.metrics_length if terms.map_kind.selects else 0
-    linear_map = LinearMap(terms.map_kind, length, tail, kept, map_seed)
-    d = linear_map.output_length
-    scale = _record_scale(terms, norm, d, rules)
-    sensitivity = RecordRule(
-        linear_map=linear_map,
-        metrics=terms.metrics_length,
-        clip_gradient=terms.clipping_norm,
-        clip_metrics=terms.metrics_norm,
-        scale=scale,
-        rounding=terms.rounding,
-        n_max=terms.max_records,
-    ).sensitivity
-    z = terms.noise_multiplier
-    if z is None:
-        schedule = NoisePlan(terms.sampling_rate, terms.rounds, sensitivity, d, rules.members)
-        z = calibrate_noise_multiplier(Target(terms.epsilon, terms.delta_dp), schedule)
-    share = math.ceil(
-        site_variance(required_variance(z, sensitivity), rules.min_survivors, rules.colluders)
-    )
-    return EncodingPlan(
-        mode=terms.mode,
-        spec_digest=spec.digest,
-        gradient_length=spec.length,
-        metrics_length=terms.metrics_length,
-        map_kind=terms.map_kind,
-        map_seed=map_seed,
-        kept=kept,
-        scale=scale,
-        bits=bit_width(float(share), rules.members, _signal_sd(terms, scale, d, rules)),
-        clip_gradient=terms.clipping_norm,
-        clip_metrics=terms.metrics_norm,
-        rounding=terms.rounding,
-        n_max=terms.max_records,
-        sampling_rate=terms.sampling_rate,
-        noise_multiplier=z,
-        sensitivity=sensitivity,
-        noise_variance=share,
-    )
+) -> float:
+    """Find the least noise multiplier that serves training and evaluation alike."""
+
+    def reached(z: float) -> float:
+        evaluation = None
+        if terms.evaluation_length:
+            metrics = evaluation_spec(terms.evaluation_length)
+            evaluation = event_at(evaluation_terms(terms), metrics, rules, map_seed, z)
+        train = event_at(terms, spec, rules, map_seed, z)
+        return _schedule_epsilon(terms, train, evaluation)
+
+    return least_noise_multiplier(Target(terms.epsilon, terms.delta_dp), reached)
 
 
-def _record_scale(terms: PrivacyTerms, norm: float, d: int, rules: CohortRules) -> float:
-    """Choose s; where the sum's size is bounded, no finer than the ring has room for.
+def _schedule_epsilon(terms: PrivacyTerms, train: Event, evaluation: Event | None) -> float:
+    """Give epsilon of all of a job's exchanges, each of which costs one of these events."""
+    accountant = Accountant(ORDERS, terms.protected, max(1, terms.max_rows))
+
+    def times(event: Event, count: int) -> Event:
+        return replace(event, steps=event.steps * count)
+
+    if evaluation is None:
+        accountant.compose(times(train, terms.rounds))
+    elif terms.evaluation_rounds:
+        accountant.compose(times(train, terms.rounds))
+        accountant.compose(times(evaluation, terms.evaluation_rounds))
+    else:
+        accountant.compose_any([times(event, terms.rounds) for event in (train, evaluation)])
+    return accountant.get_epsilon(terms.delta_dp)
+
+
+def _check_signal(plan: EncodingPlan, rules: CohortRules) -> None:
+    """Refuse mode ``site`` where the noise would hide what the sites agree on.
 
     Raises:
-        UsageError: Not even whole units fit.
+        UsageError: n/(z*sqrt(d)) is not above `MIN_SIGNAL`.
     """
-    scale = choose_scale(norm, d)
-    if not terms.site_range:
-        return scale
-    room = _BOUNDED_ROOM / (terms.site_range * rules.members)
-    if room < 1:
+    signal = rules.members / (plan.noise_multiplier * math.sqrt(plan.length))
+    if not signal > MIN_SIGNAL:
+        least = math.floor(MIN_SIGNAL * plan.noise_multiplier * math.sqrt(plan.length)) + 1
+        most = (rules.members / (MIN_SIGNAL * plan.noise_multiplier)) ** 2
         raise UsageError(
-            f"[privacy] max_records: sums of up to {terms.site_range:g} at each of"
-            f" {rules.members} sites are more than the {_BOUNDED_ROOM:g} that fit: lower it"
+            f"mode 'site' would learn nothing: with n = {rules.members} sites, a noise multiplier"
+            f" of z = {plan.noise_multiplier:.4g} and d = {plan.length} coordinates the signal is"
+            f" n/(z*sqrt(d)) = {signal:.3g} of the noise, and must be above {MIN_SIGNAL}. Take at"
+            f" least {least} sites, fewer than {most:.0f} coordinates ([compression] keep, or an"
+            " adapter instead of the whole model), a larger epsilon or fewer rounds; or protect"
+            " records instead: mode 'record-distributed'"
         )
-    return min(scale, 2.0 ** math.floor(math.log2(room)))
 
 
-def _signal_sd(terms: PrivacyTerms, scale: float, d: int, rules: CohortRules) -> float:
-    """Give the deviation of the summed signal's largest coordinate, grid units, from constants.
+def _compare(plan: EncodingPlan, own: EncodingPlan) -> None:
+    """Refuse a plan that differs from the one derived here, naming the number.
 
-    Where the size is bounded, so that `RANGE_DEVIATIONS` of it are the bound of all members.
-    Without a rotation all of it may sit on one coordinate; a rotation spreads it over all, but for
-    metrics beside a random subset, which no map touches.
+    Raises:
+        PeerError: POLICY.
     """
-    if terms.site_range:
-        return rules.members * terms.site_range * scale / RANGE_DEVIATIONS
-    total = terms.signal_range * terms.expected_batch_size * scale
-    whole = total * math.hypot(terms.clipping_norm, terms.metrics_norm)
-    if not terms.map_kind.rotates:
-        return whole / RANGE_DEVIATIONS
-    unmapped = total * terms.metrics_norm if terms.map_kind.selects else 0.0
-    return max(whole / math.sqrt(d), unmapped / RANGE_DEVIATIONS)
+    for name in vars(own) if own.to_bytes() != plan.to_bytes() else ():
+        if getattr(own, name) != getattr(plan, name, None):
+            raise PeerError(
+                Reason.POLICY,
+                f"the plan says {name} = {getattr(plan, name)!r}, the job and the manifest give"
+                f" {getattr(own, name)!r}",
+            )
 
 
-def _plain_encoding(
-    terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes
-) -> EncodingPlan:
-    """Use the whole ring: the finest power-of-two grid on which the cohort's sum cannot wrap."""
-    norm = math.hypot(terms.clipping_norm, terms.metrics_norm)
-    if not (math.isfinite(norm) and norm > 0):
-        raise UsageError(f"[privacy] clipping_norm is {terms.clipping_norm}, must be positive")
-    if terms.metrics_length:
-        raise UsageError("mode 'none' has no metrics yet: remove [[metrics]]")
-    room = (2.0 ** (MAX_BITS - 1) - 1 - rules.members) / (rules.members * norm)
-    return EncodingPlan(
-        mode=terms.mode,
-        spec_digest=spec.digest,
-        gradient_length=spec.length,
-        metrics_length=terms.metrics_length,
-        map_kind=terms.map_kind,
-        map_seed=map_seed,
-        kept=_kept(terms, spec),
-        scale=2.0 ** math.floor(math.log2(room)),
-        bits=MAX_BITS,
-        clip_gradient=terms.clipping_norm,
-        clip_metrics=terms.metrics_norm,
-        rounding=Rounding.PLAIN,
-        n_max=0,
-        sampling_rate=1.0,
-        noise_multiplier=0.0,
-        sensitivity=0.0,
-        noise_variance=0,
-    )
+def _unit(plan: EncodingPlan) -> Unit:
+    """Give a plan's unit as the accountant knows it; mode ``none`` has none."""
+    if plan.mode is Mode.SITE:
+        return "site"
+    return "user" if plan.unit == "user" else "record"

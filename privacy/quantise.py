@@ -5,7 +5,8 @@ sqrt(d) terms out understates it (privacy.md, D-REC step 5 and "Site mode"). Fou
 
 - *record* (default): each record is clipped, mapped, scaled and rounded, its integer norm is
   checked against D2 = C*s + sqrt(d)/2, and the integers are summed exactly. A record that fails the
-  check, or is not finite, counts as zero: whatever float arithmetic did before, D2 holds.
+  check, or is not finite, counts as zero: whatever float arithmetic did before, D2 holds. Where
+  the privacy unit is a user, "record" reads "sum of a user's rows" here and below.
 - *sum*: clipped records are summed in float64 and the sum is rounded once; D2 = C*s + sqrt(d) plus
   a bound on the float error, because two neighbouring sums round apart by up to sqrt(d).
 - *conditional*: a site's one vector is rounded stochastically until its norm is at most D2.
@@ -35,6 +36,7 @@ from privacy.clip import clip_factors, record_norms
 from privacy.compress import CompressedDelta, LinearMap
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.keystream import Keystream, Label
+from privacy.user_rows import UserRows
 
 MAX_SENSITIVITY = float(2**26)
 """Largest D2: squared integer norms up to it are exact in float64."""
@@ -80,6 +82,7 @@ class RecordRule:
         rounding: RECORD or SUM.
         n_max: The most records that a batch can hold: a public cap that the site's whole data set
             never exceeds, so that meeting it tells nothing.
+        by_user: The privacy unit is a user: rows of one user are summed before the clip.
     """
 
     linear_map: LinearMap
@@ -89,6 +92,7 @@ class RecordRule:
     scale: float
     rounding: Rounding
     n_max: int
+    by_user: bool = False
 
     @property
     def clip(self) -> float:
@@ -152,12 +156,14 @@ class RecordSum:
         by_record = rule.rounding is Rounding.RECORD
         self._sum = np.zeros(rule.linear_map.output_length if by_record else self._length)
         self._seen = 0
+        self._users = UserRows(self._length) if rule.by_user else None
 
     def add(
         self,
         grads_ND: NDArray[np.float32],
         metrics_NM: NDArray[np.float32],
         mask_N: NDArray[np.bool_] | None = None,
+        last_N: NDArray[np.bool_] | None = None,
     ) -> None:
         """Add a micro-batch of records.
 
@@ -165,13 +171,21 @@ class RecordSum:
             grads_ND: Per-record gradients, float32, shape (N, D), parameter units.
             metrics_NM: Per-record metrics, float32, shape (N, M).
             mask_N: False for padding rows, which are ignored whatever they hold; None for none.
+            last_N: Where the unit is a user: True at the last row of each user, whose rows come
+                one after the other, over several calls if need be; ignored at padding rows. None
+                where the unit is a record.
 
         Raises:
             PeerError: WRONG_SHAPE: the trainer's arrays are not of these shapes and types.
-            UsageError: More than n_max records: the data set is larger than its declared cap.
+            UsageError: More than n_max records: the data set is larger than its declared cap; or
+                ``last_N`` does not fit the unit.
         """
         live_N = self._check(grads_ND, metrics_NM, mask_N)
-        self._seen += int(np.count_nonzero(live_N))
+        if (last_N is None) == self._rule.by_user:
+            raise UsageError("last_N tells users apart: give it where the unit is a user, only")
+        if last_N is not None and (last_N.dtype != np.bool_ or last_N.shape != live_N.shape):
+            raise UsageError(f"last_N must be bool of shape {live_N.shape}, not {last_N.shape}")
+        self._seen += int(np.count_nonzero(live_N if last_N is None else live_N & last_N))
         if self._seen > self._rule.n_max:
             message = (
                 f"a batch of more than n_max = {self._rule.n_max} records: n_max must be at least"
@@ -180,10 +194,17 @@ class RecordSum:
             raise UsageError(message)
         for begin in range(0, len(live_N), self._rows):
             rows = slice(begin, begin + self._rows)
-            self._add_block(grads_ND[rows], metrics_NM[rows], live_N[rows])
+            last = None if last_N is None else last_N[rows]
+            self._add_block(grads_ND[rows], metrics_NM[rows], live_N[rows], last)
 
     def finish(self) -> QuantisedDelta:
-        """Give the sum as integers; an empty batch gives zeros and is sent like any other."""
+        """Give the sum as integers; an empty batch gives zeros and is sent like any other.
+
+        Raises:
+            UsageError: A user's last row never came.
+        """
+        if self._users is not None and self._users.is_open:
+            raise UsageError("the rows of the last user are not complete: last_N never ended it")
         total = self._sum
         if self._rule.rounding is Rounding.SUM:
             total = np.rint(self._rule.linear_map.apply(total))
@@ -194,12 +215,22 @@ class RecordSum:
         grads_ND: NDArray[np.float32],
         metrics_NM: NDArray[np.float32],
         live_N: NDArray[np.bool_],
+        last_N: NDArray[np.bool_] | None,
     ) -> None:
-        rule = self._rule
-        gradient = self._length - rule.metrics
+        gradient = self._length - self._rule.metrics
         block = self._scratch[: len(live_N)]
         block[:, :gradient] = grads_ND
         block[:, gradient:] = metrics_NM
+        if self._users is not None and last_N is not None:
+            block = self._users.take(block[live_N], last_N[live_N])
+            live_N = np.ones(len(block), dtype=np.bool_)
+        if len(block):
+            self._add_units(block, live_N)
+
+    def _add_units(self, block: NDArray[np.float64], live_N: NDArray[np.bool_]) -> None:
+        """Clip, map, round and add what each unit gives; overwrites the block, shape (N, D+M)."""
+        rule = self._rule
+        gradient = self._length - rule.metrics
         grad_norms_N = record_norms(block[:, :gradient])
         metric_norms_N = record_norms(block[:, gradient:])
         live_N = live_N & np.isfinite(grad_norms_N + metric_norms_N)
@@ -269,7 +300,7 @@ def round_conditionally(
 
 
 def round_plainly(delta: CompressedDelta, scale: float) -> QuantisedDelta:
-    """Round a vector to the nearest integers; mode ``none`` only: no sensitivity is claimed.
+    """Round a vector to the nearest integers; no sensitivity is claimed: modes none, record-local.
 
     Args:
         delta: Clipped and mapped.

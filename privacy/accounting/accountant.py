@@ -18,6 +18,7 @@ Array suffixes: A = orders asked for, K = inner orders 2..max(A).
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,7 @@ from scipy import special
 from privacy.accounting.events import (
     UNITS,
     Event,
-    GaussianRecordEvent,
+    NoDpEvent,
     SkellamRecordEvent,
     Unit,
     require_count,
@@ -38,6 +39,9 @@ from privacy.accounting.sensitivity import l1_sensitivity
 from privacy.errors import UsageError
 
 Floats = NDArray[np.float64]
+
+_WIDTH: Final[dict[Unit, int]] = {"record": 0, "user": 1, "site": 2}
+"""Units by what they hold: a user has records, a site has users."""
 
 MAX_ORDER: Final = 1024
 MAX_ROWS_PER_USER: Final = 2**30
@@ -128,16 +132,19 @@ def step_rdp(
     part with probability q' = 1 - (1-q)^m and then shifts the sum by at most m*D2 (m the row cap);
     by quasi-convexity over which rows were drawn, (q', m*D2) bounds both directions. A user event
     against the record unit: one record changes its user's clipped sum by at most 2*D2, both sides
-    sampled alike, so joint convexity gives log(1 - q + q exp((a-1) eps(a; 2*D2))) / (a-1).
+    sampled alike, so joint convexity gives log(1 - q + q exp((a-1) eps(a; 2*D2))) / (a-1). A site
+    event against the record or user unit is the same with q = 1: whatever changes inside a site,
+    its clipped vector stays within D2. A record or user event has no finite price for a site.
 
     Args:
         event: What was done; its `steps` are ignored here.
         orders: Integer orders, 2..1024.
-        unit: Whose privacy: "record" or "user".
+        unit: Whose privacy: "record", "user" or "site".
         max_rows: m, the cap on one user's rows; used for the user unit only.
 
     Returns:
-        Renyi divergence a step, shape (A,), nats, read-only; infinite for `NoDpEvent`.
+        Renyi divergence a step, shape (A,), nats, read-only; infinite for `NoDpEvent`, and where
+        the event does not bound what the unit adds.
 
     Raises:
         UsageError: Unknown event or unit, or an order or cap out of range.
@@ -150,19 +157,24 @@ def step_rdp(
         raise UsageError("orders must be a non-empty tuple of integers")
     for alpha in orders:
         require_count("order alpha", alpha, MAX_ORDER, low=2)
+    if isinstance(known, NoDpEvent) or _WIDTH[known.unit] < _WIDTH[unit] == _WIDTH["site"]:
+        return np.full(len(orders), np.inf)
+    # What is narrower than the event's unit changes that unit's vector: twice the sensitivity.
+    replaced = _WIDTH[unit] < _WIDTH[known.unit]
+    # The row cap plays no part where the event's own unit is that of the budget, or wider.
+    group = rows if known.unit == "record" else 1
     if isinstance(known, SkellamRecordEvent):
-        return _skellam_step(known, orders, unit, rows)
-    if isinstance(known, GaussianRecordEvent):
-        return _gaussian_step(known.q, known.z, orders, rows)
-    return np.full(len(orders), np.inf)
+        return _skellam_step(known, orders, group, replaced=replaced)
+    return _gaussian_step(known.q, known.z, orders, group, replaced=replaced)
 
 
 def sampler_tv(event: Event) -> float:
     """Give the total variation that an event's samplers cause: steps * n * d * TV a sample."""
     known = require_event(event)
-    if isinstance(known, SkellamRecordEvent):
-        return float(known.steps) * known.n_sites * known.d * known.sampler_tv
-    return 0.0
+    if isinstance(known, NoDpEvent):
+        return 0.0
+    sites = known.n_sites if isinstance(known, SkellamRecordEvent) else 1
+    return float(known.steps) * sites * known.d * known.sampler_tv
 
 
 def rdp_to_epsilon(
@@ -246,6 +258,20 @@ class Accountant:
         self._tv += sampler_tv(event)
         return self
 
+    def compose_any(self, events: Sequence[Event]) -> "Accountant":
+        """Add one of these events, whichever is chosen and when: the most at every order.
+
+        Raises:
+            UsageError: An event is of no known kind.
+        """
+        prices = [
+            event.steps * step_rdp(event, self._orders, self._unit, self._max_rows)
+            for event in events
+        ]
+        self._rdp_A = self._rdp_A + np.max(prices, axis=0)
+        self._tv += max(sampler_tv(event) for event in events)
+        return self
+
     def get_epsilon(self, delta_dp: float) -> float:
         """Give the smallest epsilon over all orders, at delta_dp; 0 when nothing was composed."""
         return self._best(delta_dp)[0]
@@ -263,13 +289,10 @@ class Accountant:
 
 
 def _skellam_step(
-    event: SkellamRecordEvent, orders: tuple[int, ...], unit: Unit, rows: int
+    event: SkellamRecordEvent, orders: tuple[int, ...], group: int, *, replaced: bool
 ) -> Floats:
-    if unit == "record" and event.unit == "user":
-        # One record less is a changed, not a missing, user: twice the sensitivity.
-        return _replacement(event.q, event.V, event.d, 2 * event.D2, orders)
-    # A user event against the user unit is the plain case: the cap plays no part.
-    group = rows if event.unit == "record" else 1
+    if replaced:
+        return _skellam_replaced(event.q, event.V, event.d, 2 * event.D2, orders)
     shift = group * event.D2
     l1_shift = min(group * event.D1, shift * shift)
     return _skellam_vector(_any_of(event.q, group), event.V, l1_shift, shift, orders)
@@ -282,15 +305,25 @@ def _skellam_vector(q: float, V: float, D1: float, D2: float, orders: tuple[int,
 
 
 @functools.lru_cache(maxsize=256)
-def _gaussian_step(q: float, z: float, orders: tuple[int, ...], rows: int) -> Floats:
+def _gaussian_step(
+    q: float, z: float, orders: tuple[int, ...], rows: int, *, replaced: bool
+) -> Floats:
+    if replaced:
+        return _replacement(q, gaussian_rdp(np.array(orders, dtype=np.float64), z / 2), orders)
     base_K = gaussian_rdp(np.arange(2, max(orders) + 1, dtype=np.float64), z / rows)
     return _frozen(poisson_subsampled_rdp(orders, _any_of(q, rows), base_K))
 
 
 @functools.lru_cache(maxsize=256)
-def _replacement(q: float, V: float, d: int, shift: float, orders: tuple[int, ...]) -> Floats:
+def _skellam_replaced(q: float, V: float, d: int, shift: float, orders: tuple[int, ...]) -> Floats:
     alphas_A = np.array(orders, dtype=np.float64)
-    exponent_A = (alphas_A - 1) * skellam_rdp(alphas_A, V, l1_sensitivity(shift, d), shift)
+    return _replacement(q, skellam_rdp(alphas_A, V, l1_sensitivity(shift, d), shift), orders)
+
+
+def _replacement(q: float, base_A: Floats, orders: tuple[int, ...]) -> Floats:
+    """Amplify a changed, not a missing, contribution by joint convexity."""
+    alphas_A = np.array(orders, dtype=np.float64)
+    exponent_A = (alphas_A - 1) * base_A
     with np.errstate(invalid="ignore"):
         gain_A = math.log(q) + exponent_A + np.log(-np.expm1(-exponent_A))
     return _frozen(np.logaddexp(0.0, gain_A) / (alphas_A - 1) * _ROUND_UP)

@@ -25,7 +25,6 @@ from privacy.accounting.accountant import (
     step_rdp,
 )
 from privacy.accounting.events import (
-    UNITS,
     Event,
     NoDpEvent,
     Unit,
@@ -41,6 +40,7 @@ TV_BITS: Final = 256  # one unit of spent total variation is 2^-256
 # e^30 = 1e13: beyond it a bound says nothing, and the samplers' (1 + e^epsilon) * TV would eat
 # delta_dp. Who wants no bound says so with allow_no_dp.
 MAX_EPSILON: Final = 30.0
+BUDGET_UNITS: Final = ("record", "user")  # what a site's own ledger can protect
 _MAX_ID_CHARS: Final = 200
 
 
@@ -69,8 +69,8 @@ class Budget:
     def __post_init__(self) -> None:
         require_name("dataset_id", self.dataset_id)
         where = f"budget {self.dataset_id!r}"
-        if self.unit not in UNITS:
-            raise UsageError(f"{where}: unit is {self.unit!r}, must be one of {UNITS}")
+        if self.unit not in BUDGET_UNITS:
+            raise UsageError(f"{where}: unit is {self.unit!r}, must be one of {BUDGET_UNITS}")
         epsilon = require_real(f"{where}: epsilon", self.epsilon, 0.0, MAX_EPSILON)
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta_dp", require_delta_dp(self.delta_dp))

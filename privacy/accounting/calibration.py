@@ -5,7 +5,7 @@ calibrated either at that order (`alpha` given) or at the best order of its plan
 order a new budget should be created with (`best_alpha`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -125,12 +125,32 @@ def calibrate_noise_multiplier(
         UsageError: No noise multiplier reaches the target: the fixed order, the other events or
             the samplers alone cost more.
     """
-    epsilon = require_real("target epsilon", target.epsilon, 0.0, MAX_EPSILON)
-    limit = epsilon * (1 - _MARGIN)
 
     def reached(z: float) -> float:
         return plan_epsilon(target, (*also, plan.event(z)))
 
+    about = f"order {target.alpha or 'best'}, {len(also)} other events"
+    return least_noise_multiplier(target, reached, about)
+
+
+def least_noise_multiplier(
+    target: Target, reached: Callable[[float], float], about: str = "order best"
+) -> float:
+    """Find the least noise multiplier z at which a schedule stays within the target's epsilon.
+
+    Args:
+        target: Its epsilon is the limit.
+        reached: Epsilon of the whole schedule at a z, falling in z.
+        about: What the schedule is, for the message when nothing reaches the target.
+
+    Returns:
+        z, at least 0.1, within 1e-4 of the limit (relative, below epsilon 1).
+
+    Raises:
+        UsageError: No noise multiplier reaches the target.
+    """
+    epsilon = require_real("target epsilon", target.epsilon, 0.0, MAX_EPSILON)
+    limit = epsilon * (1 - _MARGIN)
     low, high = MIN_NOISE_MULTIPLIER, 1.0
     if reached(low) <= limit:
         return low
@@ -139,8 +159,8 @@ def calibrate_noise_multiplier(
         if high > MAX_NOISE_MULTIPLIER:
             raise UsageError(
                 f"no noise reaches epsilon {epsilon!r} at delta_dp {target.delta_dp!r}: at"
-                f" z={low:.4g} it is still {reached(low):.4g}; order {target.alpha or 'best'},"
-                f" {len(also)} other events: raise epsilon, delta_dp or the order"
+                f" z={low:.4g} it is still {reached(low):.4g}; {about}: raise epsilon, delta_dp or"
+                " the order"
             )
     while limit - reached(high) > TOLERANCE * min(1.0, epsilon) and high - low > 1e-12 * high:
         middle = (low + high) / 2

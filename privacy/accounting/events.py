@@ -14,8 +14,8 @@ from typing import ClassVar, Final, Literal
 
 from privacy.errors import UsageError
 
-Unit = Literal["record", "user"]
-UNITS: Final = ("record", "user")
+Unit = Literal["record", "user", "site"]
+UNITS: Final = ("record", "user", "site")
 
 # Total variation between one sample of the exact Skellam law and one of the sampler, truncation of
 # its table included. A 128-bit CDF table of up to 2^31 entries stays below this (privacy.md,
@@ -33,8 +33,9 @@ MAX_VARIANCE: Final = 2.0**128
 class SkellamRecordEvent:
     """Record the release of noised integer sums over Poisson-sampled records.
 
-    Adjacency: add or remove one record (``unit="record"``) or one user with all of its rows
-    (``unit="user"``: users are sampled, their rows summed, then clipped).
+    Adjacency: add or remove one record (``unit="record"``), one user with all of its rows
+    (``unit="user"``: users are sampled, their rows summed, then clipped), or zero out one site's
+    vector (``unit="site"``: every site takes part, so q is 1).
 
     Attributes:
         q: Public Poisson sampling rate, in (0, 1].
@@ -46,7 +47,7 @@ class SkellamRecordEvent:
         n_sites: Sites whose samplers contribute noise (the whole cohort), for the sampler's TV.
         steps: How many such releases.
         sampler_tv: Total variation of one sample of the sampler.
-        unit: What is sampled and clipped, "record" or "user".
+        unit: What is sampled and clipped, "record", "user" or "site".
     """
 
     q: float
@@ -71,8 +72,7 @@ class SkellamRecordEvent:
         _check_count(where, "d", self.d, MAX_DIMENSION)
         _check_count(where, "n_sites", self.n_sites, MAX_SITES)
         _check_count(where, "steps", self.steps, MAX_STEPS)
-        if self.unit not in UNITS:
-            raise UsageError(f"{where}: unit is {self.unit!r}, must be one of {UNITS}")
+        _check_unit(where, self.unit, self.q)
         # Two integer vectors that differ do so by at least 1, and the L1 norm is never below the L2
         # norm: anything else means that real and grid units were mixed up.
         if self.D2 < 1.0 or self.D1 < self.D2:
@@ -84,24 +84,39 @@ class SkellamRecordEvent:
 
 @dataclass(frozen=True)
 class GaussianRecordEvent:
-    """Record Poisson-subsampled Gaussian releases (DP-SGD); adjacency add or remove one record.
+    """Record Poisson-subsampled Gaussian releases (DP-SGD), of ideal or of discrete noise.
+
+    Adjacency: add or remove one record, or one user, as in `SkellamRecordEvent`. Discrete Gaussian
+    noise costs no more than this at integer shifts (Canonne, Kamath, Steinke 2020, arXiv
+    2004.00010, theorem 4); its sampler's total variation is counted apart.
 
     Attributes:
         q: Public Poisson sampling rate, in (0, 1].
-        z: Noise multiplier: standard deviation over L2 sensitivity.
+        z: Noise multiplier: standard deviation over L2 sensitivity, rounding included.
         steps: How many such releases.
+        d: Numbers released a step, for the sampler's TV.
+        sampler_tv: Total variation of one sample; 0 for ideal noise.
+        unit: What is sampled and clipped, "record" or "user".
     """
 
     q: float
     z: float
     steps: int = 1
+    d: int = 1
+    sampler_tv: float = 0.0
+    unit: Unit = "record"
 
     KIND: ClassVar[str] = "gaussian-record"
 
     def __post_init__(self) -> None:
         _set_real(self, "q", 0.0, 1.0)
         _set_real(self, "z", 0.0, 1e9)
+        _set_real(self, "sampler_tv", 0.0, 1.0, zero_allowed=True)
         _check_count(self.KIND, "steps", self.steps, MAX_STEPS)
+        _check_count(self.KIND, "d", self.d, MAX_DIMENSION)
+        _check_unit(self.KIND, self.unit, self.q)
+        if self.unit == "site":
+            raise UsageError(f"{self.KIND}: unit is 'site', must be 'record' or 'user'")
 
 
 @dataclass(frozen=True)
@@ -218,6 +233,13 @@ def _set_real(
     where = f"{event.KIND}: {name}"
     value = require_real(where, getattr(event, name), low, high, zero_allowed=zero_allowed)
     object.__setattr__(event, name, value)
+
+
+def _check_unit(where: str, unit: object, q: float) -> None:
+    if unit not in UNITS:
+        raise UsageError(f"{where}: unit is {unit!r}, must be one of {UNITS}")
+    if unit == "site" and q != 1.0:
+        raise UsageError(f"{where}: unit is 'site', but q is {q!r}: no site is sampled, q is 1")
 
 
 def _check_count(kind: str, name: str, value: object, high: int) -> None:

@@ -12,15 +12,20 @@ from privacy.quantise import Rounding
 from privacy.spec import VectorSpec
 from tidegate.evaluation_layout import evaluation_norm, evaluation_spec
 from tidegate.jobfile import (
+    SERVER_APP,
     Evaluation,
     FlowerApp,
     JobFile,
     NoPrivacy,
     RecordPrivacy,
+    SitePrivacy,
     Statistics,
     Task,
+    Trees,
 )
 from tidegate.statistics_layout import StatisticsLayout
+from tidegate.tree_layout import TreeLayout
+from tidegate.tree_model import model_spec
 
 
 def update_spec(job: JobFile, model: VectorSpec) -> VectorSpec:
@@ -43,6 +48,10 @@ def update_spec(job: JobFile, model: VectorSpec) -> VectorSpec:
         if model != layout.model_spec:
             raise PeerError(Reason.WRONG_SHAPE, "the model is not the sums of the job's columns")
         return layout.spec
+    if isinstance(job.work, Trees):
+        if model != model_spec(job.work):
+            raise PeerError(Reason.WRONG_SHAPE, "the model is not the trees of the job")
+        return TreeLayout(job.work).spec
     kind = type(job.work).__name__
     raise UsageError(f"this version cannot run {kind} yet")
 
@@ -62,6 +71,8 @@ def privacy_terms(job: JobFile) -> PrivacyTerms:
     """Give the privacy terms of a valid job file."""
     if isinstance(job.work, Statistics):
         return counted_terms(_terms(job), job, statistics_layout(job).norm, 1.0)
+    if isinstance(job.work, Trees):
+        return counted_terms(_terms(job), job, TreeLayout(job.work).norm, 1.0)
     if isinstance(job.work, Evaluation):
         terms = replace(_terms(job), metrics_length=0)  # they are the vector, nothing beside it
         return counted_terms(terms, job, evaluation_norm(job.metrics), 1.0)
@@ -87,7 +98,8 @@ def counted_terms(terms: PrivacyTerms, job: JobFile, norm: float, most: float) -
 
 def _terms(job: JobFile) -> PrivacyTerms:
     privacy = job.privacy
-    plain = PrivacyTerms(
+    evaluation_rounds, evaluation_length = _evaluations(job)
+    terms = PrivacyTerms(
         mode=Mode(privacy.mode),
         rounds=job.rounds,
         epsilon=0.0,
@@ -103,16 +115,43 @@ def _terms(job: JobFile) -> PrivacyTerms:
         map_kind=job.compression.map,
         keep=job.compression.keep,
         signal_range=job.compression.range,
+        evaluation_rounds=evaluation_rounds,
+        evaluation_length=evaluation_length,
+    )
+    if isinstance(privacy, NoPrivacy):
+        return terms
+    terms = replace(
+        terms,
+        epsilon=privacy.epsilon,
+        delta_dp=privacy.delta_dp,
+        noise_multiplier=privacy.noise_multiplier,
+    )
+    if isinstance(privacy, SitePrivacy):
+        return replace(terms, rounding=Rounding.CONDITIONAL)
+    terms = replace(
+        terms,
+        sampling_rate=privacy.sampling_rate,
+        expected_batch_size=float(privacy.expected_batch_size),
+        max_records=privacy.max_records,
+        unit="user" if privacy.unit.kind == "user" else "record",
+        max_rows=privacy.unit.max_rows,
     )
     if isinstance(privacy, RecordPrivacy):
-        return replace(
-            plain,
-            epsilon=privacy.epsilon,
-            delta_dp=privacy.delta_dp,
-            sampling_rate=privacy.sampling_rate,
-            expected_batch_size=float(privacy.expected_batch_size),
-            max_records=privacy.max_records,
-            rounding=privacy.rounding,
-            noise_multiplier=privacy.noise_multiplier,
-        )
-    return plain
+        return replace(terms, rounding=privacy.rounding)
+    steps = 1 if job.local is None else job.local.steps
+    return replace(terms, local_steps=steps, update_norm=privacy.update_norm)
+
+
+def _evaluations(job: JobFile) -> tuple[int, int]:
+    """Give how often a Flower app evaluates beside its rounds, and the length of its metrics.
+
+    A ServerApp asks for evaluations as it likes: then any of the rounds may be one.
+    """
+    work = job.work
+    if not isinstance(work, FlowerApp):
+        return 0, 0
+    if work.driver == SERVER_APP:
+        return 0, job.evaluation_metrics.length
+    if not work.evaluate_every or work.evaluate_every > job.rounds:
+        return 0, 0
+    return job.rounds // work.evaluate_every, job.evaluation_metrics.length

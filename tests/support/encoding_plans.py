@@ -4,6 +4,7 @@ import math
 
 from privacy.accounting.sensitivity import conditional_rounding_sensitivity
 from privacy.compress import LinearMap, MapKind
+from privacy.local_noise import choose_local_noise
 from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator
 from privacy.quantise import RecordRule, Rounding
 
@@ -21,19 +22,22 @@ def make_rule(
     rounding=Rounding.RECORD,
     clips=(0.5, 0.25),
     n_max=1000,
+    by_user=False,
 ):
     linear_map = LinearMap(kind, gradient + metrics, metrics if kind.selects else 0, kept, SEED)
     return RecordRule(
-        linear_map, metrics, clips[0], clips[1] if metrics else 0.0, scale, rounding, n_max
+        linear_map, metrics, clips[0], clips[1] if metrics else 0.0, scale, rounding, n_max, by_user
     )
 
 
-def make_plan(mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, **rule_options):
+def make_plan(
+    mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, max_rows=0, steps=3, **rule_options
+):
     if mode is not Mode.RECORD_DISTRIBUTED:
         rule_options.setdefault(
             "rounding", Rounding.CONDITIONAL if mode is Mode.SITE else Rounding.PLAIN
         )
-    rule = make_rule(**rule_options)
+    rule = make_rule(**rule_options, by_user=max_rows > 0)
     sensitivity = {
         Mode.RECORD_DISTRIBUTED: lambda: rule.sensitivity,
         Mode.SITE: lambda: (
@@ -41,9 +45,14 @@ def make_plan(mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, **rule_
                 rule.clip, rule.scale, rule.linear_map.output_length
             ).D2
         ),
+        Mode.RECORD_LOCAL: lambda: 0.0,
         Mode.NONE: lambda: 0.0,
     }[mode]()
-    by_record = mode is Mode.RECORD_DISTRIBUTED
+    local = None
+    if mode is Mode.RECORD_LOCAL:
+        length = rule.linear_map.length
+        local = choose_local_noise((rule.clip_gradient, rule.clip_metrics), length, z, steps, 8.0)
+    unit = "user" if max_rows else "record"
     return EncodingPlan(
         mode=mode,
         spec_digest=DIGEST,
@@ -57,11 +66,14 @@ def make_plan(mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, **rule_
         clip_gradient=rule.clip_gradient,
         clip_metrics=rule.clip_metrics,
         rounding=rule.rounding,
-        n_max=rule.n_max if by_record else 0,
-        sampling_rate=0.01 if by_record else 1.0,
+        unit=unit if mode.by_record else mode.value,
+        max_rows=max_rows,
+        n_max=rule.n_max if mode.by_record else 0,
+        sampling_rate=0.01 if mode.by_record else 1.0,
         noise_multiplier=0.0 if mode is Mode.NONE else z,
         sensitivity=sensitivity,
         noise_variance=math.ceil((z * sensitivity) ** 2 / honest),
+        local=local,
     )
 
 

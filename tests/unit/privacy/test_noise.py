@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import ive
 
-from privacy import noise
+from privacy import cdf_table, noise
 from privacy.errors import UsageError
 from privacy.keystream import Label, blocks_at
 from privacy.noise import add_skellam_noise, skellam_table, without_noise
@@ -41,7 +41,7 @@ def test_table_is_the_skellam_distribution(variance):
 @pytest.mark.parametrize("variance", [1, 37, 1000])
 def test_table_does_not_depend_on_where_the_recurrence_starts(variance, monkeypatch):
     reference = skellam_table(variance)
-    monkeypatch.setattr(noise, "_START_BITS", 330)
+    monkeypatch.setattr(noise, "START_BITS", 330)
     finer = skellam_table.__wrapped__(variance)
     rows = range(2 * reference.half_width + 1)
     assert max(abs(reference.bound(row) - finer.bound(row)) for row in rows) <= 1
@@ -67,8 +67,8 @@ def test_draws_at_every_border_are_decided_by_the_whole_table(variance):
     }
     first = np.array(sorted(heads), dtype=np.uint32)
     found, tied = table._rows(first)
-    found[tied] = table._resolve(SEED, first[tied], tied)
     blocks = blocks_at(SEED, Label.NOISE_TIE, np.arange(first.size))
+    found[tied] = table._resolve(first[tied], [blocks[i] for i in tied])
     for row, head, block in zip(found, first, blocks, strict=True):
         uniform = (int(head) << 96) | int.from_bytes(block[:12], "little")
         assert row == bisect_left(rows, uniform, key=table.bound)
@@ -86,8 +86,8 @@ def test_ties_read_the_block_of_their_position(monkeypatch):
         def read(self, length):
             return np.full(length // 4, tie, dtype="<u4").view(np.uint8)
 
-    monkeypatch.setattr(noise, "Keystream", AllTies)
-    monkeypatch.setattr(noise, "_CHUNK", 7)
+    monkeypatch.setattr(cdf_table, "Keystream", AllTies)
+    monkeypatch.setattr(cdf_table, "_CHUNK", 7)
     samples = table.sample(SEED, 20)
     blocks = blocks_at(SEED, Label.NOISE_TIE, np.arange(20))
     low = table.bound(table.half_width) % 2**96
@@ -98,7 +98,7 @@ def test_ties_read_the_block_of_their_position(monkeypatch):
 
 def test_samples_do_not_depend_on_chunks_or_count():
     table = skellam_table(10_000)
-    long = table.sample(SEED, noise._CHUNK + 100)
+    long = table.sample(SEED, cdf_table._CHUNK + 100)
     assert np.array_equal(table.sample(SEED, 1000), long[:1000])
     assert table.sample(SEED, 0).size == 0
 

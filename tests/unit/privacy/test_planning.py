@@ -119,25 +119,11 @@ def test_mode_none_cannot_wrap_and_has_no_finite_epsilon():
     assert isinstance(step_event(plain, RULES), NoDpEvent)
 
 
-def test_mode_none_with_metrics_is_refused_at_both_ends(plan):
-    terms = replace(PLAIN, metrics_norm=0.125, metrics_length=41)
-    with pytest.raises(UsageError, match="metrics"):
-        derive_encoding(terms, SPEC, RULES, SEED)
-    with pytest.raises(PeerError, match="metrics") as refused:
-        check_encoding(plan, terms, SPEC, RULES)
-    assert refused.value.reason is Reason.POLICY
-
-
 def test_each_version_has_its_own_map_seed_but_only_where_there_is_a_map(plan):
     assert encoding_for_version(plan, 7) is plan
     rotated = derive_encoding(replace(TERMS, map_kind=MapKind.ROTATION), SPEC, RULES, SEED)
     assert encoding_for_version(rotated, 7) == encoding_for_version(rotated, 7)
     assert encoding_for_version(rotated, 7) != encoding_for_version(rotated, 8)
-
-
-def test_site_mode_is_refused_until_it_exists():
-    with pytest.raises(UsageError, match="cannot run yet"):
-        derive_encoding(replace(TERMS, mode=Mode.SITE), SPEC, RULES, SEED)
 
 
 def test_the_samplers_own_error_stays_below_what_the_accountant_charges_for():

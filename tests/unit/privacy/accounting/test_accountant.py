@@ -223,7 +223,7 @@ def test_a_user_event_costs_the_user_once_and_the_record_twice_the_shift():
     np.testing.assert_allclose(record_A[:8], expected_8, rtol=1e-6)
 
 
-@pytest.mark.parametrize("unit", ["site", "", None])
+@pytest.mark.parametrize("unit", ["silo", "", None])
 def test_an_unknown_unit_is_refused(unit):
     with pytest.raises(UsageError, match="unit"):
         step_rdp(skellam(), ORDERS, unit)

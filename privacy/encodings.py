@@ -1,0 +1,289 @@
+"""Derive the encoding plan of each mode at a given noise multiplier, and what its sums cost.
+
+Which multiplier that is, and whether the plan is good enough, is for `privacy.planning`. Only
+public constants go in: a number that depended on a site's data would be a release.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from privacy.accounting.calibration import NoisePlan
+from privacy.accounting.events import DEFAULT_SAMPLER_TV, Event, GaussianRecordEvent, NoDpEvent
+from privacy.accounting.sensitivity import (
+    RANGE_DEVIATIONS,
+    bit_width,
+    choose_scale,
+    conditional_rounding_sensitivity,
+    required_variance,
+    site_variance,
+)
+from privacy.compress import LinearMap, MapKind
+from privacy.errors import UsageError
+from privacy.local_noise import LocalNoise, choose_local_noise
+from privacy.noise import MAX_STD
+from privacy.pipeline import EncodingPlan, Mode
+from privacy.quantise import RecordRule, Rounding
+from privacy.ring import MAX_BITS
+from privacy.spec import TensorSpec, VectorSpec
+from privacy.terms import CohortRules, PrivacyTerms
+
+_BOUNDED_ROOM = 2.0 ** (MAX_BITS - 2)
+"""Grid steps that bounded sums may take: half of the ring's, the rest is the noise's."""
+
+_METRIC_ROOM = 4.0
+"""How much larger than expected a site's noised mean metrics may be before they are cut."""
+
+_EXACT = 2.0**53
+
+
+def encoding_at(
+    terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes, z: float
+) -> EncodingPlan:
+    """Derive the plan at a noise multiplier; z is 0 in mode ``none``.
+
+    Raises:
+        UsageError: No scale, noise or bit width fits; says which number to change.
+        PeerError: The terms contradict each other.
+    """
+    if terms.mode is Mode.NONE:
+        return _plain_encoding(terms, spec, rules, map_seed)
+    if terms.mode is Mode.RECORD_LOCAL:
+        return _local_encoding(terms, spec, rules, map_seed, z)
+    return _shared_noise_encoding(terms, spec, rules, map_seed, z)
+
+
+def event_at(
+    terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes, z: float
+) -> Event:
+    """Give the event of one exchange at a noise multiplier, before its noise is rounded up.
+
+    Raises:
+        UsageError: A number is out of range.
+    """
+    if terms.mode is Mode.NONE:
+        return NoDpEvent()
+    if terms.mode is Mode.RECORD_LOCAL:
+        d = spec.length + terms.metrics_length
+        return GaussianRecordEvent(
+            terms.sampling_rate, z, terms.local_steps, d, DEFAULT_SAMPLER_TV, terms.unit
+        )
+    grid = _grid(terms, spec, rules, map_seed)
+    d = grid.linear_map.output_length
+    schedule = NoisePlan(
+        terms.sampling_rate, 1, grid.sensitivity, d, rules.members, unit=terms.protected
+    )
+    return schedule.event(z)
+
+
+def evaluation_spec(length: int) -> VectorSpec:
+    """Describe the vector of an evaluation: its metric coordinates, and nothing else.
+
+    Args:
+        length: M of the evaluation.
+    """
+    return VectorSpec((TensorSpec("evaluation", (length,)),))
+
+
+def evaluation_terms(terms: PrivacyTerms) -> PrivacyTerms:
+    """Give the terms of a Flower app's evaluation: its metrics stand where the gradient stood."""
+    norm = terms.metrics_norm or 1.0  # a layout of its own scales to any norm
+    return replace(
+        terms,
+        clipping_norm=norm,
+        metrics_norm=0.0,
+        metrics_length=0,
+        update_norm=norm,
+        map_kind=MapKind.IDENTITY,
+        keep=1.0,
+        signal_range=1.0,
+    )
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The integers of a noised sum: map, scale and sensitivity."""
+
+    linear_map: LinearMap
+    scale: float
+    sensitivity: float
+
+
+def _grid(terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes) -> _Grid:
+    norm = math.hypot(terms.clipping_norm, terms.metrics_norm)
+    length = spec.length + terms.metrics_length
+    tail = terms.metrics_length if terms.map_kind.selects else 0
+    linear_map = LinearMap(terms.map_kind, length, tail, _kept(terms, spec), map_seed)
+    d = linear_map.output_length
+    scale = _scale(terms, norm, d, rules)
+    if terms.mode is Mode.SITE:
+        return _Grid(linear_map, scale, conditional_rounding_sensitivity(norm, scale, d).D2)
+    rule = RecordRule(
+        linear_map=linear_map,
+        metrics=terms.metrics_length,
+        clip_gradient=terms.clipping_norm,
+        clip_metrics=terms.metrics_norm,
+        scale=scale,
+        rounding=terms.rounding,
+        n_max=terms.max_records,
+        by_user=terms.unit == "user",
+    )
+    return _Grid(linear_map, scale, rule.sensitivity)
+
+
+def _shared_noise_encoding(
+    terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes, z: float
+) -> EncodingPlan:
+    """Derive a plan whose noise is shared by the cohort: record-distributed and site."""
+    grid = _grid(terms, spec, rules, map_seed)
+    share = math.ceil(
+        site_variance(required_variance(z, grid.sensitivity), rules.min_survivors, rules.colluders)
+    )
+    if share > MAX_STD**2:
+        raise UsageError(
+            f"each site's noise would have a deviation of {math.sqrt(share):.4g} grid steps,"
+            f" {MAX_STD} is the most: lower the noise multiplier (a larger epsilon), shorten the"
+            " vector ([compression] keep), or raise the manifest's N_min"
+        )
+    d = grid.linear_map.output_length
+    by_site = terms.mode is Mode.SITE
+    return EncodingPlan(
+        mode=terms.mode,
+        spec_digest=spec.digest,
+        gradient_length=spec.length,
+        metrics_length=terms.metrics_length,
+        map_kind=terms.map_kind,
+        map_seed=map_seed,
+        kept=grid.linear_map.kept,
+        scale=grid.scale,
+        bits=bit_width(float(share), rules.members, _signal_sd(terms, grid.scale, d, rules)),
+        clip_gradient=terms.clipping_norm,
+        clip_metrics=terms.metrics_norm,
+        rounding=Rounding.CONDITIONAL if by_site else terms.rounding,
+        unit=terms.protected,
+        max_rows=0 if by_site else terms.max_rows,
+        n_max=0 if by_site else terms.max_records,
+        sampling_rate=terms.sampling_rate,
+        noise_multiplier=z,
+        sensitivity=grid.sensitivity,
+        noise_variance=share,
+        local=None,
+    )
+
+
+def _local_encoding(
+    terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes, z: float
+) -> EncodingPlan:
+    """Derive a plan of mode record-local: noise in each local step, a plain ring around it."""
+    noise = choose_local_noise(
+        (terms.clipping_norm, terms.metrics_norm),
+        spec.length + terms.metrics_length,
+        z,
+        terms.local_steps,
+        terms.expected_batch_size,
+    )
+    if terms.max_records * (noise.sensitivity + 1) >= _EXACT:
+        raise UsageError(
+            f"[privacy] max_records = {terms.max_records} with a noise multiplier of {z:g} is more"
+            " than exact sums carry: lower it to what a site can hold"
+        )
+    ranged = replace(
+        terms, clipping_norm=terms.update_norm, metrics_norm=_metric_range(terms, noise, z)
+    )
+    return replace(
+        _plain_encoding(replace(ranged, mode=Mode.NONE), spec, rules, map_seed),
+        mode=Mode.RECORD_LOCAL,
+        unit=terms.unit,
+        max_rows=terms.max_rows,
+        n_max=terms.max_records,
+        sampling_rate=terms.sampling_rate,
+        noise_multiplier=z,
+        local=noise,
+    )
+
+
+def _metric_range(terms: PrivacyTerms, noise: LocalNoise, z: float) -> float:
+    """Bound a site's mean metrics of a round: their norm, and that of the noise on them.
+
+    The mean is over steps and the expected batch. The bound is for the ring's range alone.
+    """
+    if not terms.metrics_length:
+        return 0.0
+    spread = z * noise.clip / (terms.expected_batch_size * math.sqrt(terms.local_steps))
+    return _METRIC_ROOM * (terms.metrics_norm + math.sqrt(terms.metrics_length) * spread)
+
+
+def _plain_encoding(
+    terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes
+) -> EncodingPlan:
+    """Use the whole ring: the finest power-of-two grid on which the cohort's sum cannot wrap."""
+    norm = math.hypot(terms.clipping_norm, terms.metrics_norm)
+    if not (math.isfinite(norm) and norm > 0):
+        raise UsageError(f"[privacy] clipping_norm is {terms.clipping_norm}, must be positive")
+    room = (2.0 ** (MAX_BITS - 1) - 1 - rules.members) / (rules.members * norm)
+    return EncodingPlan(
+        mode=terms.mode,
+        spec_digest=spec.digest,
+        gradient_length=spec.length,
+        metrics_length=terms.metrics_length,
+        map_kind=terms.map_kind,
+        map_seed=map_seed,
+        kept=_kept(terms, spec),
+        scale=2.0 ** math.floor(math.log2(room)),
+        bits=MAX_BITS,
+        clip_gradient=terms.clipping_norm,
+        clip_metrics=terms.metrics_norm,
+        rounding=Rounding.PLAIN,
+        unit="none",
+        max_rows=0,
+        n_max=0,
+        sampling_rate=1.0,
+        noise_multiplier=0.0,
+        sensitivity=0.0,
+        noise_variance=0,
+        local=None,
+    )
+
+
+def _kept(terms: PrivacyTerms, spec: VectorSpec) -> int:
+    """Give how many coordinates a random subset keeps; 0 where the map selects none."""
+    if not terms.map_kind.selects:
+        return 0
+    if not 0 < terms.keep <= 1:
+        raise UsageError(f"[compression] keep is {terms.keep}, must lie in (0, 1]")
+    return max(1, round(terms.keep * spec.length))
+
+
+def _scale(terms: PrivacyTerms, norm: float, d: int, rules: CohortRules) -> float:
+    """Choose s; where the sum's size is bounded, no finer than the ring has room for.
+
+    Raises:
+        UsageError: Not even whole units fit.
+    """
+    scale = choose_scale(norm, d)
+    if not terms.site_range:
+        return scale
+    room = _BOUNDED_ROOM / (terms.site_range * rules.members)
+    if room < 1:
+        raise UsageError(
+            f"[privacy] max_records: sums of up to {terms.site_range:g} at each of"
+            f" {rules.members} sites are more than the {_BOUNDED_ROOM:g} that fit: lower it"
+        )
+    return min(scale, 2.0 ** math.floor(math.log2(room)))
+
+
+def _signal_sd(terms: PrivacyTerms, scale: float, d: int, rules: CohortRules) -> float:
+    """Give the deviation of the summed signal's largest coordinate, grid units, from constants.
+
+    Where the size is bounded, so that `RANGE_DEVIATIONS` of it are the bound of all members.
+    Without a rotation all of it may sit on one coordinate; a rotation spreads it over all, but for
+    metrics beside a random subset, which no map touches.
+    """
+    if terms.site_range:
+        return rules.members * terms.site_range * scale / RANGE_DEVIATIONS
+    units = rules.members if terms.mode is Mode.SITE else terms.expected_batch_size
+    total = terms.signal_range * units * scale
+    whole = total * math.hypot(terms.clipping_norm, terms.metrics_norm)
+    if not terms.map_kind.rotates:
+        return whole / RANGE_DEVIATIONS
+    unmapped = total * terms.metrics_norm if terms.map_kind.selects else 0.0
+    return max(whole / math.sqrt(d), unmapped / RANGE_DEVIATIONS)
