@@ -1,0 +1,157 @@
+"""Build a statistics job from a few options, and read what it published.
+
+No code of an app runs for such a job, so none travels with it, and its first model is empty sums.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from aggregator.cli.submission import Submission
+from privacy.errors import PeerError, Reason, UsageError
+from tidegate import appbundle
+from tidegate.job_terms import statistics_layout
+from tidegate.jobfile import MAX_BYTES, NONE, JobFile
+from tidegate.schema import Schema, read_schema
+from tidegate.statistics_layout import StatisticsLayout
+from tidegate.statistics_summary import Summary, summarise
+from tidegate.toml_table import Table
+from tidegate.v1 import operator_pb2
+
+MAX_MODEL_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class StatisticsRequest:
+    """What the operator asks for.
+
+    Attributes:
+        dataset: As the sites call it.
+        schema: The columns, with public bounds.
+        mode: ``record-distributed`` or ``none``.
+        epsilon: Of the one release; not used in mode none.
+        delta_dp: Its delta.
+        bins: Histogram bins of a column without levels.
+        max_records: Public bound on the records of one site.
+        target_sites: Sites that make a cohort.
+    """
+
+    dataset: str
+    schema: Schema
+    mode: str
+    epsilon: float
+    delta_dp: float
+    bins: int
+    max_records: int
+    target_sites: int
+
+
+def read_columns(path: Path) -> Schema:
+    """Read the ``[[columns]]`` of a file, which may hold nothing else.
+
+    Raises:
+        UsageError: The file cannot be read, or a key is wrong or missing; says which.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    schema = read_schema(Table.parse(raw, str(path), ("columns",), MAX_BYTES))
+    if schema is None:
+        raise UsageError(f"{path} has no [[columns]]: name each with low and high, or levels")
+    return schema
+
+
+def statistics_submission(request: StatisticsRequest) -> Submission:
+    """Write the job file and what travels with it.
+
+    Raises:
+        UsageError: A number is out of range; says which.
+    """
+    job_toml = _job_text(request).encode()
+    job = JobFile.parse(job_toml, "the statistics job")
+    spec = statistics_layout(job).model_spec
+    model = bytes(4 * spec.length)
+    return Submission(job, job_toml, spec.to_bytes(), appbundle.EMPTY, model)
+
+
+def layout_of(job_toml: bytes) -> StatisticsLayout:
+    """Give the layout of a submitted job.
+
+    Raises:
+        UsageError: It is no statistics job.
+    """
+    return statistics_layout(JobFile.parse(job_toml))
+
+
+def read_summary(job_toml: bytes, chunks: Iterable[operator_pb2.ExportModelResponse]) -> Summary:
+    """Read a finished job's model as it is streamed.
+
+    Raises:
+        PeerError: It is not the sums of the job's columns.
+        UsageError: It is no statistics job.
+    """
+    layout = layout_of(job_toml)
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk.data
+        if len(data) > MAX_MODEL_BYTES:
+            raise PeerError(Reason.TOO_LARGE, "the sums are longer than any statistics job's")
+    try:
+        tensors = {name: np.asarray(array) for name, array in load(bytes(data)).items()}
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise PeerError(Reason.MALFORMED, f"the model is no safetensors file: {error}") from error
+    return summarise(layout, tensors)
+
+
+def scaling_toml(summary: Summary, heading: str) -> str:
+    """Write public bounds, means and standard deviations for an app to scale its inputs by.
+
+    Args:
+        summary: What a job published.
+        heading: One line that says where the numbers are from.
+    """
+    lines = [f"# {heading}"]
+    for column in summary.columns:
+        if column.mean is None or column.std is None or not np.isfinite(column.mean.value):
+            continue
+        lines += [
+            "",
+            f"[columns.{json.dumps(column.name)}]",
+            f"low = {column.low!r}",
+            f"high = {column.high!r}",
+            f"mean = {column.mean.value!r}",
+            f"std = {column.std.value!r}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _job_text(request: StatisticsRequest) -> str:
+    privacy = [f"mode = {json.dumps(request.mode)}", f"max_records = {request.max_records}"]
+    if request.mode != NONE:
+        privacy += [f"epsilon = {request.epsilon!r}", f"delta_dp = {request.delta_dp!r}"]
+    lines = [
+        "[job]",
+        f"name = {json.dumps(f'{request.dataset} statistics'[:64])}",
+        f"dataset = {json.dumps(request.dataset)}",
+        "[statistics]",
+        f"bins = {request.bins}",
+        "[privacy]",
+        *privacy,
+        "[round]",
+        f"target_sites = {request.target_sites}",
+    ]
+    for column in request.schema.columns:
+        lines += ["[[columns]]", f"name = {json.dumps(column.name)}", f'dtype = "{column.dtype}"']
+        if column.shape:
+            lines.append(f"shape = {list(column.shape)}")
+        if column.levels is not None:
+            lines.append(f"levels = {column.levels}")
+        elif column.is_bounded:
+            lines += [f"low = {column.low!r}", f"high = {column.high!r}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,132 @@
+"""Show statistics as tables: each number with what the noise may have done to it."""
+
+import math
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tidegate.jobfile import NONE, JobFile, RecordPrivacy
+from tidegate.statistics_summary import ColumnSummary, Estimate, Summary
+
+_DOUBTFUL = 0.1
+"""A standard error above this share of a column's range is shown in yellow."""
+
+
+def headline(summary: Summary, job: JobFile) -> Text:
+    """Say how many records there are, and at which price."""
+    text = Text()
+    text.append(f"{job.dataset}: ", style="bold")
+    text.append(f"{round(summary.records.value):,} records")
+    text.append(f" ± {summary.records.error:,.1f}\n")
+    if job.privacy.mode == NONE:
+        text.append("NO DIFFERENTIAL PRIVACY: mode none", style="bold red")
+    elif isinstance(job.privacy, RecordPrivacy):
+        text.append(
+            f"ε = {job.privacy.epsilon:g} per {job.privacy.unit.kind} at"
+            f" δ = {job.privacy.delta_dp:g}, charged once at each site"
+        )
+    return text
+
+
+def statistics_table(summary: Summary, job: JobFile) -> RenderableType:
+    """Draw all columns; ± is one standard error of the noise."""
+    parts: list[RenderableType] = [headline(summary, job)]
+    bounded = [column for column in summary.columns if column.mean is not None]
+    levelled = [column for column in summary.columns if column.mean is None]
+    if bounded:
+        parts.append(_numbers(bounded))
+    if levelled:
+        parts.append(_levels(levelled))
+    parts.append(
+        Text(
+            "± one standard error of the noise alone; yellow: above a tenth of the column's range,"
+            " -: nothing can be said",
+            style="dim",
+        )
+    )
+    return Group(*parts)
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """Give the numbers for programs; what cannot be said is null."""
+    return {
+        "records": _pair(summary.records),
+        "noise_std": summary.noise_std,
+        "columns": {column.name: _column(column) for column in summary.columns},
+    }
+
+
+def _column(column: ColumnSummary) -> dict[str, Any]:
+    return {
+        "low": column.low,
+        "high": column.high,
+        "missing": _pair(column.missing),
+        "below": _pair(column.below),
+        "above": _pair(column.above),
+        "mean": None if column.mean is None else _pair(column.mean),
+        "std": None if column.std is None else _pair(column.std),
+        "quantiles": {f"{share:g}": _pair(value) for share, value in column.quantiles.items()},
+        "histogram": list(column.histogram),
+        "shares": [_pair(share) for share in column.shares],
+    }
+
+
+def _pair(estimate: Estimate) -> dict[str, float | None]:
+    both = {"value": estimate.value, "error": estimate.error}
+    return {name: number if math.isfinite(number) else None for name, number in both.items()}
+
+
+def _numbers(columns: list[ColumnSummary]) -> Table:
+    table = Table(header_style="bold")
+    table.add_column("column")
+    table.add_column("bounds", justify="right", no_wrap=True)
+    for name in ("missing", "outside", "mean", "std"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for share in columns[0].quantiles:
+        table.add_column(f"{100 * share:g} %", justify="right", no_wrap=True)
+    for column in columns:
+        span = column.high - column.low
+        numbers = [column.mean, column.std, *column.quantiles.values()]
+        table.add_row(
+            Text(column.name),
+            f"{column.low:g} … {column.high:g}",
+            _percent(column.missing),
+            _percent(_both(column.below, column.above)),
+            *(_number(number, span) for number in numbers if number is not None),
+        )
+    return table
+
+
+def _levels(columns: list[ColumnSummary]) -> Table:
+    table = Table(header_style="bold")
+    table.add_column("column")
+    for name in ("missing", "no level"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("share of each level")
+    for column in columns:
+        shares = Text("  ").join(
+            Text.assemble((f"{level} ", "dim"), _percent(share))
+            for level, share in enumerate(column.shares)
+        )
+        table.add_row(Text(column.name), _percent(column.missing), _percent(column.below), shares)
+    return table
+
+
+def _both(below: Estimate, above: Estimate) -> Estimate:
+    return Estimate(below.value + above.value, math.hypot(below.error, above.error))
+
+
+def _number(estimate: Estimate, span: float) -> Text:
+    if not math.isfinite(estimate.value):
+        return Text("-", style="dim")
+    style = "yellow" if estimate.error > _DOUBTFUL * span else ""
+    if estimate.error == 0:
+        return Text(f"{estimate.value:.5g}", style)
+    digits = max(0, min(9, 1 - math.floor(math.log10(estimate.error))))
+    return Text(f"{estimate.value:,.{digits}f} ± {estimate.error:.{digits}f}", style)
+
+
+def _percent(share: Estimate) -> Text:
+    return _number(Estimate(100 * share.value, 100 * share.error), 100.0)
