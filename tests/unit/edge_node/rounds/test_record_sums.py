@@ -147,7 +147,7 @@ def test_two_metrics_decode_to_the_loss_and_auc_of_the_records(site, monkeypatch
         local.job.job_file.privacy.metrics_norm
     )
     values = summarise(layout, counts, expected_records=1e9)
-    rows = local.job.dataset.table_NC[indices]
+    rows = local.job.dataset.table_NW[indices]
     low, high = rows[rows[:, 1] == 0, 2] >= 0.5, rows[rows[:, 1] == 1, 2] >= 0.5
     wins = np.mean(high[:, None].astype(float) - low[None, :].astype(float)) / 2 + 0.5
     assert values["loss"] == pytest.approx(rows[:, 0].mean(), rel=0.03)
