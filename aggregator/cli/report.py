@@ -123,14 +123,14 @@ def _pace(status: JobStatus) -> str:
     return f"{rate:.1f} rounds/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s a round"
 
 
-def _curves(history: JobHistory) -> list[dict[str, Any]]:
+def _curves(history: JobHistory) -> list[Markup]:
     names = dict.fromkeys(name for entry in history.rounds for name in entry.metrics)
     curves = []
     for name in names:
         points = [(e.round, e.metrics[name]) for e in history.rounds if name in e.metrics]
         if len(points) > 1:
             chart = Markup(curve(points, "round", name))  # noqa: S704 - our own SVG from numbers
-            curves.append({"name": name, "chart": chart})
+            curves.append(chart)
     return curves
 
 
