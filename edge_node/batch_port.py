@@ -1,10 +1,10 @@
 """Give the app's loop its batches, one slot of shared memory after the other (trainer side)."""
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
+from edge_node.ranks import Connection
 from edge_node.shared_memory import SharedArrays
 from edge_node.trainer_frames import MAX_FRAME_BYTES, encode
 
@@ -16,7 +16,7 @@ class DaemonGoneError(Exception):
 class BatchPort:
     """The trainer's end of the conversation that `edge_node.trainer_frames` describes."""
 
-    def __init__(self, connection: socket.socket, arrays: SharedArrays) -> None:
+    def __init__(self, connection: Connection, arrays: SharedArrays) -> None:
         self._connection = connection
         self.arrays = arrays
 

@@ -140,6 +140,11 @@ def device_environment() -> dict[str, str]:
     return held | _REPEATABLE
 
 
+def rank_environment() -> dict[str, str]:
+    """Give the variables by which ranks talk over the loopback and look for nothing else."""
+    return {f"{library}_SOCKET_IFNAME": "lo" for library in ("GLOO", "NCCL", "HCCL", "CCL")}
+
+
 def pick_device(preference: str, rank: int = 0) -> torch.device:
     """Pick the torch device: what is asked for, or the first accelerator that is there.
 

@@ -6,6 +6,7 @@ Shapes: D = coordinates, n = rows of a batch, W = numbers of a row, M = metrics 
 import torch
 from torch import Tensor
 
+from edge_node.device import FLOAT32, autocast
 from edge_node.flat_model import FlatModel
 from edge_node.task import Task
 from privacy.spec import VectorSpec
@@ -22,6 +23,7 @@ class LocalSteps:
         schema: Schema,
         metrics_length: int = 0,
         *,
+        precision: str = FLOAT32,
         own_optimiser: bool = False,
     ) -> None:
         """Prepare the steps.
@@ -31,6 +33,7 @@ class LocalSteps:
             spec: Its trainable parameters.
             schema: The columns of a row.
             metrics_length: M.
+            precision: Of the forward pass; parameters and gradients are float32.
             own_optimiser: Whether the task's optimizer takes the steps; its state then lasts as
                 long as this object, over all rounds.
 
@@ -40,6 +43,7 @@ class LocalSteps:
         self._task = task
         self._schema = schema
         self._metrics_length = metrics_length
+        self._precision = precision
         self._flat = FlatModel(task.model, spec)
         self._optimizer = task.make_optimizer(self._flat.parameters) if own_optimiser else None
 
@@ -63,7 +67,8 @@ class LocalSteps:
         batch = self._task.batch(rows_nW.to(self._flat.device), self._schema)
         if self._metrics_length and metrics_nM is not None:
             metrics_nM.copy_(self._task.metric_rows(batch, count, self._metrics_length))
-        losses_n = self._task.losses(batch, count)
+        with autocast(self._flat.device, self._precision):
+            losses_n = self._task.losses(batch, count).float()
         gradients = torch.autograd.grad(
             losses_n.mean(), self._flat.parameters, allow_unused=True, materialize_grads=True
         )

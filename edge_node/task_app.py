@@ -4,18 +4,48 @@ Messages carry settings only. Rows and results go through the shared memory that
 daemon samples, clips, sums and adds noise, so neither rows nor gradients are this app's to send.
 """
 
+from typing import Protocol
+
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from edge_node.batch_port import BatchPort
 from edge_node.flower_messages import float_setting, int_setting, reply_to
-from edge_node.local_steps import LocalSteps, OptimiserSteps
-from edge_node.record_gradients import RecordGradients
+from edge_node.local_steps import OptimiserSteps
 from edge_node.trainer_frames import GRADIENTS, OPTIMISE, STEPS
 
 
-def build_gradients_app(port: BatchPort, engine: RecordGradients) -> ClientApp:
+class Gradients(Protocol):
+    """What evaluates a physical batch: ``RecordGradients``, or a rank's share of them."""
+
+    def set_model(self, model_D: Tensor) -> None:
+        """Take the model version, shape (D,)."""
+        ...
+
+    def __call__(self, rows_PW: Tensor, gradients_PD: Tensor, metrics_PM: Tensor) -> None:
+        """Fill in gradients and metrics."""
+        ...
+
+
+class Steps(Protocol):
+    """What takes local steps: ``LocalSteps``, or ranks together."""
+
+    def set_model(self, model_D: Tensor) -> None:
+        """Take the model version, shape (D,)."""
+        ...
+
+    def step(self, rows_nW: Tensor, learning_rate: float, metrics_nM: Tensor | None = None) -> None:
+        """Take one step on a batch."""
+        ...
+
+    def read_model(self, out_D: Tensor) -> None:
+        """Write the trained parameters, shape (D,)."""
+        ...
+
+
+def build_gradients_app(port: BatchPort, engine: Gradients) -> ClientApp:
     """Make the app that answers a request for per-record gradients and metrics.
 
     Args:
@@ -40,7 +70,7 @@ def build_gradients_app(port: BatchPort, engine: RecordGradients) -> ClientApp:
     return app
 
 
-def build_steps_app(port: BatchPort, engine: LocalSteps) -> ClientApp:
+def build_steps_app(port: BatchPort, engine: Steps) -> ClientApp:
     """Make the app that answers a request for local steps.
 
     Args:

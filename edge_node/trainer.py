@@ -277,7 +277,9 @@ class Trainer:
             await asyncio.to_thread(check_base_models, self._job.base_models)
             async with self._ended_on_error(self._limits.start_timeout_s):
                 first = first_frame(self._job, self._limits, self._confinement)
-                self._child = TrainerChild(first, self._job.layout(), self._confinement.log_path)
+                self._child = TrainerChild(
+                    first, self._limits.layout(self._job), self._confinement.log_path
+                )
                 self._watch = self._new_watch()
                 frame = await self._child.receive()
                 self._report = read_report(frame)
@@ -306,7 +308,7 @@ class Trainer:
 
     def _new_watch(self) -> MemoryWatch:
         limits = self._limits
-        return MemoryWatch(limits.health, limits.memory_mib * limits.processes)
+        return MemoryWatch(limits.health, limits.memory_mib * limits.ranks(self._job))
 
     def _running(self) -> TrainerChild:
         if self._child is None:

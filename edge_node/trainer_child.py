@@ -146,6 +146,11 @@ class TrainerChild:
                     f"the sandbox is required and this machine cannot give all of it: {detail}; "
                     'mend that, or set the sandbox to "best-available"'
                 )
+            case "ranks":
+                return UsageError(
+                    f"this machine cannot run a trainer of several processes: {detail}; set"
+                    " [trainer] processes = 1"
+                )
             case "memory":
                 limit = f"the app exceeded its memory limit of {self._memory_mib} MiB"
                 return TrainerFailure(limit, detail)

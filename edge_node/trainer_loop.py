@@ -4,7 +4,6 @@ Every library is imported before the system call filter is put in place, the app
 """
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,21 @@ import torch
 from flwr.clientapp import ClientApp
 
 from edge_node.batch_port import BatchPort, DaemonGoneError
-from edge_node.device import pick_device
+from edge_node.device import device_name, pick_device
 from edge_node.flower_app import FlowerCalls
 from edge_node.flower_messages import new_context, new_message
 from edge_node.gradient_engines import load_libraries
 from edge_node.local_steps import LocalSteps, OptimiserSteps
+from edge_node.ranks import Rank
 from edge_node.record_gradients import RecordGradients
 from edge_node.shared_memory import SharedLayout
 from edge_node.task import Task, TaskError, load_task, spec_of
-from edge_node.task_app import build_gradients_app, build_optimiser_app, build_steps_app
+from edge_node.task_app import (
+    Steps,
+    build_gradients_app,
+    build_optimiser_app,
+    build_steps_app,
+)
 from edge_node.trainer_frames import (
     FLOWER,
     GRADIENTS,
@@ -36,12 +41,12 @@ from tidegate.confine.sandbox import Sandbox
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sandbox) -> None:
+def serve(start: Start, rank: Rank, memory_fd: int, sandbox: Sandbox) -> None:
     """Load the app and answer requests until the daemon hangs up.
 
     Args:
         start: What the daemon asked for.
-        connection: The conversation with it.
+        rank: This process among the trainer's, and its conversation with the daemon.
         memory_fd: The shared memory; closed here.
         sandbox: Entered, not yet sealed.
 
@@ -56,9 +61,13 @@ def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sand
         start.metrics_length,
         start.blob_bytes,
     )
-    port = BatchPort(connection, layout.attach(memory_fd))
+    port = BatchPort(rank.connection, layout.attach(memory_fd))
     os.close(memory_fd)
-    device = _open_device(start)
+    device = _open_device(start, rank)
+    if rank.count > 1 and start.serves == STEPS:
+        from edge_node import distributed  # noqa: PLC0415 - heavy, and few sites need it
+
+        distributed.join(rank, device, loopback=sandbox.loopback)
     if start.serves == GRADIENTS:
         load_libraries()
     report = sandbox.seal()
@@ -66,28 +75,30 @@ def serve(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sand
         lacking = f"missing: {', '.join(report.missing)}"
         port.send(failure_frame("sandbox", "; ".join([lacking, *report.notes])))
         return
-    answer = _load_work(start, port, Path(sandbox.app_folder), device)
-    port.send(report_frame(report, str(device)))
+    answer = _load_work(start, port, Path(sandbox.app_folder), device, rank)
+    port.send(report_frame(report, device_name(device)))
     try:
         _answer_requests(answer, port)
     except DaemonGoneError:
         return
 
 
-def _open_device(start: Start) -> torch.device:
+def _open_device(start: Start, rank: Rank) -> torch.device:
     torch.set_num_threads(start.threads)
-    device = pick_device(start.device)
+    device = pick_device(start.device, rank.index)
     if device.type != "cpu":
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
         torch.zeros(1, device=device)  # the driver comes up before the filter is in place
     return device
 
 
-def _load_work(start: Start, port: BatchPort, folder: Path, device: torch.device) -> Answer:
+def _load_work(
+    start: Start, port: BatchPort, folder: Path, device: torch.device, rank: Rank
+) -> Answer:
     """Load what serves the job: a function from a request's fields to those of its answer."""
     if start.work == FLOWER:
         return FlowerCalls(start, port, folder).answer
-    app, context = _load(start, port, folder, device), new_context()
+    app, context = _load(start, port, folder, device, rank), new_context()
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         app(new_message(request.pop("action"), request), context)
@@ -96,15 +107,15 @@ def _load_work(start: Start, port: BatchPort, folder: Path, device: torch.device
     return answer
 
 
-def _load(start: Start, port: BatchPort, folder: Path, device: torch.device) -> ClientApp:
+def _load(
+    start: Start, port: BatchPort, folder: Path, device: torch.device, rank: Rank
+) -> ClientApp:
     base_models = {name: Path(path) for name, path in start.base_models}
     task = load_task(folder, start.task_file, start.seed, base_models)
     spec = _check_spec(task, start)
     task.model.to(device)
     if start.serves == STEPS:
-        own = start.own_optimiser
-        steps = LocalSteps(task, spec, start.schema, start.metrics_length, own_optimiser=own)
-        return build_steps_app(port, steps)
+        return build_steps_app(port, _make_steps(start, task, spec, rank))
     if start.serves != GRADIENTS:
         return build_optimiser_app(port, OptimiserSteps(task, spec))
     engine = RecordGradients(task, spec, start.schema, start.metrics_length)
@@ -113,8 +124,31 @@ def _load(start: Start, port: BatchPort, folder: Path, device: torch.device) -> 
         (torch.from_numpy(slot.gradients_PD), torch.from_numpy(slot.metrics_PM))
         for slot in port.arrays.slots
     )
-    engine.check_independence(first, second)
-    return build_gradients_app(port, engine)
+    if rank.count == 1:
+        engine.check_independence(first, second)
+        return build_gradients_app(port, engine)
+    from edge_node import distributed  # noqa: PLC0415
+
+    shared = distributed.SharedGradients(engine, rank)
+    shared.check_independence(first, second)
+    rank.meet()
+    distributed.compare_ranks(second, rank.count)
+    return build_gradients_app(port, shared)
+
+
+def _make_steps(start: Start, task: Task, spec: VectorSpec, rank: Rank) -> Steps:
+    if rank.count > 1:
+        from edge_node import distributed  # noqa: PLC0415
+
+        return distributed.SharedSteps(task, spec, rank, start)
+    return LocalSteps(
+        task,
+        spec,
+        start.schema,
+        start.metrics_length,
+        precision=start.precision,
+        own_optimiser=start.own_optimiser,
+    )
 
 
 def _check_spec(task: Task, start: Start) -> VectorSpec:

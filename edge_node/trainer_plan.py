@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_node.base_models import LocalBaseModel
 from edge_node.shared_memory import SharedLayout
-from edge_node.trainer_frames import GRADIENTS, TASK, Start
+from edge_node.trainer_frames import GRADIENTS, STEPS, TASK, Start
 from edge_node.trainer_health import HealthRules
 from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import SandboxMode
@@ -17,6 +17,8 @@ from tidegate.schema import Schema
 # tile apart, and give them other last bits: with 5, 50 or 63 rows a record's gradient was seen to
 # change with its slot, with multiples of 4 never.
 _TILE_ROWS = 16
+_SHARED = (GRADIENTS, STEPS)
+"""What several processes can do together."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,6 @@ class TrainerJob:
     blob_bytes: int = 0
     readable: tuple[Path, ...] = ()
 
-    @property
-    def padded_batch(self) -> int:
-        """Return the rows that a slot has room for."""
-        return -(-self.physical_batch // _TILE_ROWS) * _TILE_ROWS
-
-    def layout(self) -> SharedLayout:
-        """Give the memory to share with its process."""
-        return SharedLayout(
-            self.spec.length,
-            self.padded_batch,
-            self.schema.width,
-            self.metrics_length,
-            self.blob_bytes,
-        )
-
 
 @dataclass(frozen=True)
 class TrainerLimits:
@@ -102,6 +89,21 @@ class TrainerLimits:
     parallel: str = "ddp"
     health: HealthRules = field(default_factory=HealthRules)
 
+    def ranks(self, job: TrainerJob) -> int:
+        """Give how many processes a job's trainer has; work that cannot be shared out has one."""
+        return self.processes if job.work == TASK and job.serves in _SHARED else 1
+
+    def padded_batch(self, job: TrainerJob) -> int:
+        """Give the rows that a slot has room for: for each rank as many."""
+        tile = _TILE_ROWS * self.ranks(job)
+        return -(-job.physical_batch // tile) * tile
+
+    def layout(self, job: TrainerJob) -> SharedLayout:
+        """Give the memory that a job's trainer shares with the daemon."""
+        rows = self.padded_batch(job)
+        width = job.schema.width
+        return SharedLayout(job.spec.length, rows, width, job.metrics_length, job.blob_bytes)
+
 
 @dataclass(frozen=True)
 class TrainerConfinement:
@@ -127,7 +129,7 @@ def first_frame(job: TrainerJob, limits: TrainerLimits, confinement: TrainerConf
         spec_digest=job.spec.digest.hex(),
         model_length=job.spec.length,
         metrics_length=job.metrics_length,
-        physical_batch=job.padded_batch,
+        physical_batch=limits.padded_batch(job),
         serves=job.serves,
         own_optimiser=job.own_optimiser,
         base_models=tuple((model.name, str(model.path.resolve())) for model in job.base_models),
@@ -145,6 +147,6 @@ def first_frame(job: TrainerJob, limits: TrainerLimits, confinement: TrainerConf
         settings=dict(job.settings),
         blob_bytes=job.blob_bytes,
         precision=limits.precision,
-        processes=limits.processes,
+        processes=limits.ranks(job),
         parallel=limits.parallel,
     )

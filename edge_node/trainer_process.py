@@ -10,11 +10,12 @@ import socket
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from edge_node import trainer_frames
 from edge_node.device import device_nodes, device_places
-from edge_node.trainer_frames import Start
-from tidegate.confine.sandbox import Sandbox, SandboxPlan, enter
+from edge_node.ranks import Rank, RankFailedError, RanksUnavailableError, start_ranks
+from tidegate.confine.sandbox import SandboxPlan, enter
 
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "Unable to allocate", "MemoryError")
 
@@ -39,31 +40,35 @@ def main(arguments: list[str]) -> int:
         hidden=start.hidden,
         accelerator_nodes=nodes,
         readable=(str(Path(__file__).parent), *places, *start.readable),
+        processes=start.processes,
     )
     sandbox = enter(plan, lifeline_fd, (connection_fd, memory_fd))
+    rank = Rank(0, 1, connection)
     try:
-        _work(start, connection, memory_fd, sandbox)
+        if not start.app_folder:  # a probe
+            _tell(rank, trainer_frames.report_frame(sandbox.seal(), "none"))
+            return 0
+        from edge_node import trainer_loop  # noqa: PLC0415 - torch, on this side of the fork
+
+        rank = start_ranks(start.processes, connection)
+        trainer_loop.serve(start, rank, memory_fd, sandbox)
+    except RankFailedError as error:
+        _tell(rank, error.frame)
+        return 1
     except BaseException as error:  # noqa: BLE001 - the app may raise anything, SystemExit too
-        _tell(connection, _failure_of(error, sandbox.app_folder))
+        _tell(rank, _failure_of(error, sandbox.app_folder))
         return 1
     return 0
 
 
-def _work(start: Start, connection: socket.socket, memory_fd: int, sandbox: Sandbox) -> None:
-    if not start.app_folder:  # a probe
-        _tell(connection, trainer_frames.report_frame(sandbox.seal(), "none"))
-        return
-    from edge_node.trainer_loop import serve  # noqa: PLC0415 - torch, on this side of the fork
-
-    serve(start, connection, memory_fd, sandbox)
-
-
-def _failure_of(error: BaseException, app_folder: str) -> dict[str, object]:
+def _failure_of(error: BaseException, app_folder: str) -> dict[str, Any]:
     """Say what the app raised, and the last line of the app that it came through.
 
     The text may hold data of the site.
     """
     text = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, RanksUnavailableError):
+        return trainer_frames.failure_frame("ranks", text)
     memory = isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS)
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
@@ -72,9 +77,9 @@ def _failure_of(error: BaseException, app_folder: str) -> dict[str, object]:
     return trainer_frames.failure_frame("memory" if memory else "app", text + place)
 
 
-def _tell(connection: socket.socket, frame: dict[str, object]) -> None:
+def _tell(rank: Rank, frame: dict[str, Any]) -> None:
     try:
-        connection.sendall(trainer_frames.encode(frame))
+        rank.tell(frame)
     except BrokenPipeError:  # the daemon is gone; so are we, at once
         return
 

@@ -5,8 +5,11 @@ its user-space headers; they are the same on every machine but where a table say
 """
 
 import ctypes
+import fcntl
 import os
 import platform
+import socket
+import struct
 from enum import IntFlag
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -26,6 +29,8 @@ _MOUNT_SETATTR = 442
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 _MNT_DETACH = 2
+_SET_INTERFACE_FLAGS = 0x8914
+_INTERFACE_UP = 1
 # By machine: pivot_root, capset, seccomp.
 _NUMBERS = {"x86_64": (155, 126, 317), "aarch64": (41, 91, 277)}
 
@@ -122,6 +127,13 @@ def enter_root(folder: str) -> None:
     _check(_libc.syscall(ctypes.c_long(pivot_root), here, here), "pivot_root")
     _check(_libc.umount2(here, ctypes.c_int(_MNT_DETACH)), "umount2")
     os.chdir("/")
+
+
+def raise_loopback() -> None:
+    """Switch on the loopback interface of this process' own network namespace."""
+    request = struct.pack("16sH22x", b"lo", _INTERFACE_UP)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_INTERFACE_FLAGS, request)
 
 
 def die_with_parent(signal_number: int) -> None:

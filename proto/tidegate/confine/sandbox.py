@@ -84,6 +84,8 @@ class SandboxPlan:
         readable: Folders and files beyond the app that it may read: the package that runs in it,
             and what the site's own configuration shows to an app (data of an unchanged Flower
             app, base models). Each must exist.
+        processes: How many processes will share the sandbox; more than one are given the loopback
+            of their own network namespace to talk by.
     """
 
     app_folder: str
@@ -91,6 +93,7 @@ class SandboxPlan:
     hidden: tuple[str, ...] = ()
     accelerator_nodes: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+    processes: int = 1
 
 
 @dataclass
@@ -101,6 +104,7 @@ class _Progress:
     jailed: bool = False
     filesystem: bool = False
     memory: bool = False
+    loopback: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -116,6 +120,11 @@ class Sandbox:
     def app_folder(self) -> str:
         """Return where the app lies for this process."""
         return jail_root.APP_ROOT if self._progress.jailed else self._plan.app_folder
+
+    @property
+    def loopback(self) -> bool:
+        """Return whether several processes can talk by a network that is only theirs."""
+        return self._progress.loopback
 
     def seal(self) -> SandboxReport:
         """Install the system call filter on all threads and say what is in force.
@@ -180,6 +189,8 @@ def enter(plan: SandboxPlan, lifeline: int, trainer_only: tuple[int, ...]) -> Sa
     os.chdir("/")
     if Namespace.MOUNT in progress.namespaces:
         _take_root(plan, progress)
+    if plan.processes > 1 and Namespace.NETWORK in progress.namespaces:
+        _take_loopback(progress)
     _take_limits(plan, progress)
     linux_calls.drop_capabilities()
     linux_calls.forbid_new_privileges()
@@ -224,6 +235,14 @@ def _take_root(plan: SandboxPlan, progress: _Progress) -> None:
         progress.notes.append(f"no root of its own: {error.strerror}")
 
 
+def _take_loopback(progress: _Progress) -> None:
+    try:
+        linux_calls.raise_loopback()
+        progress.loopback = True
+    except OSError as error:
+        progress.notes.append(f"no loopback for several processes: {error.strerror}")
+
+
 def _restrict_files(plan: SandboxPlan, progress: _Progress) -> None:
     shown = [*jail_root.SYSTEM_FOLDERS, *_code_places(plan), plan.app_folder]
     shown += jail_root.ACCELERATOR_PLACES if plan.accelerator_nodes else jail_root.CPU_FACTS
@@ -261,7 +280,8 @@ def _take_limits(plan: SandboxPlan, progress: _Progress) -> None:
         resource.RLIMIT_NOFILE: 4096 if accelerator else 256,
     }
     if Namespace.USER in progress.namespaces:  # elsewhere the user's other processes count too
-        limits[resource.RLIMIT_NPROC] = 16 * _MAX_THREADS if accelerator else _MAX_THREADS
+        threads = 16 * _MAX_THREADS if accelerator else _MAX_THREADS
+        limits[resource.RLIMIT_NPROC] = threads * plan.processes
     for name, value in limits.items():
         _limit(name, value)
     # Address space would also count what drivers only reserve; this counts private memory in use.
