@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_node.data.declared import read_declared
 from edge_node.device import AUTO, KINDS, PRECISIONS
 from privacy.errors import UsageError
 from tidegate.names import ADDRESS, DEVICE, NAME, NAME_RULE
@@ -18,8 +19,8 @@ from tidegate.toml_table import Span, Table
 _MAX_FILE_BYTES = 1 << 20
 _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 _PATH_RULE = "a path"
-_DATASET_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_DATASET_RULE = "1 to 64 letters, digits, '_', '.' and '-'"
+_BASE_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_BASE_MODEL_RULE = "1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit"
 _DEVICE_RULE = f"'auto' or one of {', '.join(KINDS)}, with a number such as ':1' if need be"
 _TABLES = {
     "site": ("id", "folder"),
@@ -101,7 +102,7 @@ class DatasetConfig:
     Attributes:
         name: What jobs call it.
         id: What the ledger charges; overlapping or derived data sets share one id (privacy.md).
-        plug: The loader's own table; `edge_node.data` reads and checks it.
+        plug: Its table as it stands, for `edge_node.data.loading`.
     """
 
     name: str
@@ -120,6 +121,7 @@ class SiteConfig:
         mirror_file: Generation counter outside the backup (secure-aggregation.md, "Keys and
             bundles"): a restored database is older than it, and is refused.
         boot_key_folder: Memory-backed folder for the boot key, or None for the machine's default.
+        base_models: Folders of frozen weights by the names that jobs use.
     """
 
     path: Path
@@ -131,6 +133,7 @@ class SiteConfig:
     enrolment_address: str | None
     policy_file: Path
     datasets: dict[str, DatasetConfig]
+    base_models: dict[str, Path]
     trainer: TrainerSettings
     session: SessionSettings
     log_level: str
@@ -162,7 +165,7 @@ def load_config(path: Path) -> SiteConfig:
         raw = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    top = Table.parse(raw, str(path), (*_TABLES, "datasets"), _MAX_FILE_BYTES)
+    top = Table.parse(raw, str(path), (*_TABLES, "datasets", "base_models"), _MAX_FILE_BYTES)
     tables = {name: top.table(name, keys) for name, keys in _TABLES.items()}
     site, store, aggregator = tables["site"], tables["store"], tables["aggregator"]
     folder = path.parent / site.text("folder", _PATH, _PATH_RULE)
@@ -182,7 +185,8 @@ def load_config(path: Path) -> SiteConfig:
         sites_address=_address(aggregator, "sites"),
         enrolment_address=_address(aggregator, "enrolment"),
         policy_file=path.parent / tables["policy"].text("file", _PATH, _PATH_RULE),
-        datasets=_datasets(top),
+        datasets=_datasets(top, path),
+        base_models=_base_models(top, path.parent),
         trainer=_trainer(tables["trainer"]),
         session=_session(tables["session"]),
         log_level=tables["log"].choice("level", ("debug", "info", "warning", "error"), "info"),
@@ -197,19 +201,30 @@ def _address(table: Table, key: str) -> str | None:
     return table.text(key, ADDRESS, "host:port") if table.has(key) else None
 
 
-def _datasets(top: Table) -> dict[str, DatasetConfig]:
-    """Read [datasets.NAME]: the ledger's id here, the rest is for the data plug to check."""
+def _datasets(top: Table, path: Path) -> dict[str, DatasetConfig]:
+    """Read [datasets.NAME]; a plug's own keys are checked here, its data when it is opened."""
     names = top.fields.get("datasets", {})
     if not isinstance(names, dict):
         raise UsageError(f"{top.where} datasets must be tables: write [datasets.NAME]")
-    declared = top.table("datasets", tuple(names))
     found = {}
     for name, plug in names.items():
-        if not _DATASET_ID.fullmatch(name) or not isinstance(plug, dict):
-            raise declared.bad(name, f"must be a table [datasets.NAME], NAME {_DATASET_RULE}")
-        table = declared.table(name, tuple(plug))
-        dataset_id = table.text("dataset_id", _DATASET_ID, _DATASET_RULE, name)
-        found[name] = DatasetConfig(name, dataset_id, {**plug, "dataset_id": dataset_id})
+        declared = read_declared(name, plug, path.parent, str(path))
+        whole = {**plug, "dataset_id": declared.dataset_id}
+        found[name] = DatasetConfig(name, declared.dataset_id, whole)
+    return found
+
+
+def _base_models(top: Table, folder: Path) -> dict[str, Path]:
+    """Read [base_models.NAME]: the folders of frozen weights that jobs may name."""
+    names = top.fields.get("base_models", {})
+    if not isinstance(names, dict):
+        raise UsageError(f"{top.where} base_models must be tables: write [base_models.NAME]")
+    declared = top.table("base_models", tuple(names))
+    found = {}
+    for name in names:
+        if not _BASE_MODEL.fullmatch(name):
+            raise declared.bad(name, f"must have a NAME of {_BASE_MODEL_RULE}")
+        found[name] = folder / declared.table(name, ("path",)).text("path", _PATH, _PATH_RULE)
     return found
 
 

@@ -8,6 +8,7 @@ it could hold data.
 
 import asyncio
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from edge_node.budget import Ledgers
 from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset
+from edge_node.data.check import check_schema, check_users, job_schema
+from edge_node.data.fingerprints import remember
 from edge_node.data.loading import load_dataset
 from edge_node.log import info, warning
 from edge_node.policy import JobFacts, Policy, judge
@@ -59,6 +62,7 @@ class OfferDesk:
         self._policy = policy
         self._ledgers = ledgers
         self._datasets: dict[str, Dataset] = {}
+        self._opening = asyncio.Lock()
 
     async def accept(
         self, offer: StoredJob, manifest: Manifest, fetch: Fetch, *, again: bool = False
@@ -81,6 +85,7 @@ class OfferDesk:
         most = _most_records(reading)
         if most and len(dataset) > most:
             raise PeerError(Reason.POLICY, "the data set is larger than the job's max_records")
+        await asyncio.to_thread(_check_dataset, dataset, reading.job_file)
         event = step_event(reading.plan, reading.rules)
         whole = step_event(reading.plan, reading.rules, reading.job_file.rounds)
         self._ledgers.ensure(self._policy, dataset.dataset_id, whole)
@@ -136,18 +141,16 @@ class OfferDesk:
         )
 
     async def _open_dataset(self, name: str) -> Dataset:
-        if name not in self._datasets:
-            declared = self._config.datasets[name]
-            try:
-                self._datasets[name] = await asyncio.to_thread(
-                    load_dataset, name, declared.plug, self._config.path.parent
-                )
-            except UsageError as error:
-                warning("data set cannot be opened", dataset=name, why=error)
-                raise PeerError(
-                    Reason.POLICY, f"this site cannot open its data set {name!r} now"
-                ) from error
-        return self._datasets[name]
+        async with self._opening:
+            if name not in self._datasets:
+                try:
+                    self._datasets[name] = await asyncio.to_thread(_load, self._config, name)
+                except UsageError as error:
+                    warning("data set cannot be opened", dataset=name, why=error)
+                    raise PeerError(
+                        Reason.POLICY, f"this site cannot open its data set {name!r} now"
+                    ) from error
+            return self._datasets[name]
 
     async def _unpack(self, offer: StoredJob, job_file: JobFile, fetch: Fetch) -> Path:
         """Put the app, if the job runs one, into a folder outside the site's own."""
@@ -192,6 +195,29 @@ def _most_records(reading: _Reading) -> int:
     """Give the job's public bound on this site's records; 0 where it states none."""
     privacy = reading.job_file.privacy
     return privacy.max_records if isinstance(privacy, NoPrivacy) else reading.plan.n_max
+
+
+def _load(config: SiteConfig, name: str) -> Dataset:
+    """Open a declared data set, and warn where its content is not what it was."""
+    plug = config.datasets[name].plug
+    dataset = load_dataset(name, plug, config.path.parent, config.folder)
+    since = remember(config.folder, dataset, time.time())
+    if since:
+        warning(
+            "data set changed",
+            dataset=name,
+            since=since,
+            budget=f"goes on under dataset_id {dataset.dataset_id!r}",
+        )
+    return dataset
+
+
+def _check_dataset(dataset: Dataset, job_file: JobFile) -> None:
+    """Hold the data set against the job's columns and privacy unit."""
+    check_schema(dataset, job_schema(job_file, dataset))
+    unit = job_file.privacy.unit
+    if unit.kind == "user":
+        check_users(dataset, unit.column)
 
 
 def _log_protections(report: SandboxReport) -> None:

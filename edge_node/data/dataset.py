@@ -39,6 +39,7 @@ class Dataset:
         facts: What the values of each column are like.
         users: Of each column that tells users apart: the number of each row's user, int64,
             shape (N,), -1 where it has none.
+        left_out: Columns of the source that no job gets, with their kind.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Dataset:
     table_NW: Table
     facts: Mapping[str, ColumnFacts]
     users: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     _places: dict[Schema, Places] = field(default_factory=dict)
     _groups: dict[str, RowGroups] = field(default_factory=dict)
 

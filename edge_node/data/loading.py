@@ -1,155 +1,205 @@
-"""Load the data set a site's own configuration names: the site's data plug.
+"""Load a declared data set: choose its columns, stream its rows once into one table.
 
-The job only says which declared data set it wants; where the rows lie and how they are read is the
-site's business alone. Values are float32, NaN where one is missing. Nothing is unpickled.
+In the one pass each column's facts are noted, texts become numbers, and users get theirs. A table
+beyond ``in_memory_mib`` goes to a file in the site's own folder; where the source can tell that it
+has not changed, that file is taken again the next time.
 
-Loaders: ``npz`` (one array a column), ``csv`` (a header line, then numbers), and for everything
-else ``module:function``, a Python function of the site's that is imported because, and only
-because, the site's configuration names it. It is called with the path (or None) and the ``options``
-table, and gives a mapping from column names to one-dimensional arrays.
-
-Shapes: N = rows of the data set, C = columns asked for, S = rows taken.
+Shapes: N = rows, W = numbers of a row, n = rows of a block.
 """
 
-import importlib
-import re
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_node.data.dataset import Dataset, from_table
+from edge_node.data.dataset import Dataset
+from edge_node.data.declared import Declared, read_declared
+from edge_node.data.facts import FactsTally
+from edge_node.data.groups import NOBODY
+from edge_node.data.kept_table import KeptTable
+from edge_node.data.plugs import open_source
+from edge_node.data.source import NUMBERS, TEXT, UNTYPED, Keys, Source, SourceColumn, Wanted
+from edge_node.data.table_file import TableWriter
 from privacy.errors import UsageError
+from tidegate.schema import Column, Schema
 
-_KEYS = frozenset({"loader", "dataset_id", "path", "columns", "options"})
-# An empty field, or one of the usual words for a missing value.
-_MISSING = re.compile(rb"(?<=[,\n])[ \t]*(?:NA|N/A|null|NULL|None)?[ \t]*(?=[,\n])")
+_BLOCK_NUMBERS = 1 << 21
+_MAX_BLOCK_ROWS = 1 << 16
 
 
-def load_dataset(name: str, table: Mapping[str, object], folder: Path) -> Dataset:
+def load_dataset(
+    name: str, plug: Mapping[str, Any], folder: Path, state: Path | None = None
+) -> Dataset:
     """Load the data set that one ``[datasets.NAME]`` table of the site's configuration declares.
 
     Args:
         name: NAME.
-        table: Keys ``loader`` (npz, csv or "module:function"), ``dataset_id``, ``path``, optional
-            ``columns`` (default: all) and, for a Python loader, ``options``.
-        folder: What a relative ``path`` is relative to.
+        plug: Its keys and values.
+        folder: What relative paths are relative to.
+        state: Private folder for tables that are larger than memory; None for none.
 
     Raises:
         UsageError: What is missing or wrong, where, and the mend.
     """
-    place = f"[datasets.{name}]"
-    unknown = sorted(table.keys() - _KEYS)
-    if unknown:
-        raise UsageError(f"{place} has unknown keys {unknown}; known are {sorted(_KEYS)}")
-    loader = _text(table, "loader", place)
-    dataset_id = _text(table, "dataset_id", place)
-    path = folder / _text(table, "path", place) if "path" in table else None
-    if path is not None and not path.exists():
-        raise UsageError(f"{place}: there is no file {path}")
-    arrays = _load(loader, path, table.get("options", {}), place)
-    wanted = _columns(table, arrays, place)
-    return from_table(name, dataset_id, wanted, _stack(arrays, wanted, place))
-
-
-def _load(
-    loader: str, path: Path | None, options: object, place: str
-) -> Mapping[str, NDArray[np.generic]]:
-    readers: dict[str, Callable[[Path, str], Mapping[str, NDArray[np.generic]]]] = {
-        "npz": _read_npz,
-        "csv": _read_csv,
-    }
-    if loader in readers:
-        if path is None:
-            raise UsageError(f"{place}: the loader {loader!r} needs a path")
-        if options:
-            raise UsageError(f"{place}: the loader {loader!r} takes no options")
-        return readers[loader](path, place)
-    if not re.fullmatch(r"[\w.]+:\w+", loader):
-        raise UsageError(f'{place}: loader must be "npz", "csv" or "module:function"')
-    return _call_python_loader(loader, path, options, place)
-
-
-def _read_npz(path: Path, place: str) -> Mapping[str, NDArray[np.generic]]:
+    declared = read_declared(name, dict(plug), folder)
+    source = open_source(declared)
+    layout = _Layout.choose(declared, source)
+    kept = KeptTable(declared, source, layout.schema, state)
+    found = kept.find()
+    if found is not None:
+        return found
+    loader = _Loader(declared, layout, kept.folder)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-        message = f"{place}: {path} is no .npz file of plain number arrays: {error}"
-        raise UsageError(message) from error
+        for block in source.read(layout.wanted):
+            loader.add(block)
+        if source.stamp() != kept.stamp:
+            raise UsageError(f"{declared.where}: the source changed while it was read; try again")
+        dataset = loader.dataset()
+        kept.keep(dataset, loader.rows, loader.users)
+    except OSError as error:
+        raise UsageError(f"{declared.where}: {error}") from error
+    finally:
+        loader.close()
+    return dataset
 
 
-def _read_csv(path: Path, place: str) -> Mapping[str, NDArray[np.generic]]:
-    head, _, body = path.read_bytes().replace(b"\r\n", b"\n").partition(b"\n")
-    names = [part.strip().strip('"') for part in head.decode("utf-8-sig").split(",")]
-    if len(set(names)) != len(names) or "" in names:
-        raise UsageError(f"{place}: the first line of {path} must name every column, none twice")
-    body = body.strip(b"\n")
-    if not body:
-        return {name: np.empty(0, dtype=np.float32) for name in names}
-    filled = _MISSING.sub(b"nan", b"\n" + body + b"\n")
-    lines = filled.decode("utf-8", errors="replace").split("\n")[1:-1]
-    try:
-        table_NC = np.loadtxt(lines, dtype=np.float32, delimiter=",", ndmin=2, comments=None)
-    except ValueError as error:
-        # numpy counts data rows from 0, people count lines of the file from 1, header included.
-        message = f"{place}: {path} (rows counted from 0 below the header): {error}"
-        raise UsageError(message) from error
-    if table_NC.shape[1] != len(names):
-        message = f"{place}: {path} names {len(names)} columns and has {table_NC.shape[1]}"
-        raise UsageError(message)
-    return dict(zip(names, table_NC.T, strict=True))
+class _Layout:
+    """Which columns are taken, as what, and which are left out."""
 
+    def __init__(
+        self, columns: list[SourceColumn], declared: Declared, left_out: dict[str, str]
+    ) -> None:
+        self.schema = Schema(tuple(Column(column.name, shape=column.shape) for column in columns))
+        self.left_out = left_out
+        texts = (*(c.name for c in columns if c.name in declared.categories), *declared.users)
+        numbers = tuple(c.name for c in columns if c.name not in declared.categories)
+        rows = max(1, min(_MAX_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, self.schema.width)))
+        self.wanted = Wanted(numbers, texts, rows)
 
-def _call_python_loader(
-    loader: str, path: Path | None, options: object, place: str
-) -> Mapping[str, NDArray[np.generic]]:
-    module_name, _, function_name = loader.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{place}: cannot import the loader {loader!r}: {error}") from error
-    arrays = function(path, options)
-    if not isinstance(arrays, Mapping):
-        raise UsageError(f"{place}: {loader} must give a mapping from column names to arrays")
-    return {str(name): np.asarray(array) for name, array in arrays.items()}
+    @classmethod
+    def choose(cls, declared: Declared, source: Source) -> "_Layout":
+        """Take the columns that site.toml names, or all that hold numbers.
 
-
-def _columns(
-    table: Mapping[str, object], arrays: Mapping[str, NDArray[np.generic]], place: str
-) -> tuple[str, ...]:
-    wanted = table.get("columns", list(arrays))
-    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
-        raise UsageError(f"{place}: columns must be a list of names")
-    lacking = [name for name in wanted if name not in arrays]
-    if lacking or not wanted:
-        raise UsageError(f"{place}: no column {lacking[:5]} among {sorted(arrays)[:20]}")
-    return tuple(wanted)
-
-
-def _stack(
-    arrays: Mapping[str, NDArray[np.generic]], wanted: tuple[str, ...], place: str
-) -> NDArray[np.float32]:
-    n_rows = len(arrays[wanted[0]]) if arrays[wanted[0]].ndim == 1 else 0
-    table_NC = np.empty((n_rows, len(wanted)), dtype=np.float32)
-    for position, name in enumerate(wanted):
-        array = arrays[name]
-        if array.ndim != 1 or array.dtype.kind not in "fiub":
-            kind = f"{array.dtype} of shape {array.shape}"
-            message = f"{place}: column {name!r} must be a list of numbers, not {kind}"
-            raise UsageError(message)
-        if len(array) != n_rows:
+        Raises:
+            UsageError: There is no such column, or it is of a kind that cannot be used.
+        """
+        known = {column.name: column for column in source.columns}
+        asked = (*declared.columns, *declared.users, *declared.categories)
+        lacking = [name for name in asked if name not in known]
+        if lacking:
             raise UsageError(
-                f"{place}: column {name!r} has {len(array)} rows, {wanted[0]!r} has {n_rows}"
+                f"{declared.where}: the source has no column {lacking[0]!r}; it has"
+                f" {', '.join(list(known)[:20])}"
             )
-        table_NC[:, position] = array
-    return table_NC
+        taken, left_out = [], {}
+        for column in source.columns:
+            fits = column.kind in (NUMBERS, UNTYPED) or column.name in declared.categories
+            if column.name in declared.users:
+                continue
+            if fits and (not declared.columns or column.name in declared.columns):
+                taken.append(column)
+            else:
+                left_out[column.name] = column.kind
+        unusable = [name for name in declared.columns if name in left_out]
+        if unusable:
+            kind = left_out[unusable[0]]
+            mend = "; give its categories, or name it in users" if kind == TEXT else ""
+            raise UsageError(
+                f"{declared.where}: column {unusable[0]!r} holds {kind}, no numbers{mend}"
+            )
+        if not taken:
+            raise UsageError(f"{declared.where}: the source has no column of numbers")
+        if declared.columns:
+            taken.sort(key=lambda column: declared.columns.index(column.name))
+        return cls(taken, declared, left_out)
 
 
-def _text(table: Mapping[str, object], key: str, place: str) -> str:
-    value = table.get(key)
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{place}: {key} must be given, as text")
-    return value
+class _Loader:
+    """Turns blocks into rows of the table, facts and users' numbers."""
+
+    def __init__(self, declared: Declared, layout: _Layout, folder: Path | None) -> None:
+        self._declared = declared
+        self._layout = layout
+        limit = declared.in_memory_mib << 20
+        self.rows = TableWriter(declared.name, limit, folder)
+        self.users = TableWriter(declared.name, limit, folder)
+        self._tallies = {name: FactsTally() for name in layout.schema.names}
+        self._codes: dict[str, dict[str | int | float, int]] = {u: {} for u in declared.users}
+
+    def add(self, block: Mapping[str, Any]) -> None:
+        """Take in a block.
+
+        Raises:
+            UsageError: A text is none of its column's categories, or memory and disk are full.
+        """
+        first = next(iter(block.values()))
+        n_rows = len(first.places) if isinstance(first, Keys) else len(first)
+        rows_nW = np.empty((n_rows, self._layout.schema.width), dtype=np.float32)
+        for column in self._layout.schema.columns:
+            values = self._values(column, block[column.name])
+            place = self._layout.schema.places[column.name]
+            if values.shape != (n_rows, *column.shape):
+                raise UsageError(
+                    f"{self._declared.where}: column {column.name!r} has a block of shape"
+                    f" {list(values.shape)}, not {[n_rows, *column.shape]}"
+                )
+            with np.errstate(over="ignore"):  # beyond float32 becomes infinite, and is counted
+                rows_nW[:, place] = values.reshape(n_rows, -1)
+            self._tallies[column.name].add(values, rows_nW[:, place])
+        self.rows.append(rows_nW)
+        if self._codes:
+            codes = [self._numbered(name, block[name]) for name in self._declared.users]
+            self.users.append(np.stack(codes, axis=1))
+
+    def dataset(self) -> Dataset:
+        """Give the data set of all blocks."""
+        schema, names = self._layout.schema, self._declared.users
+        table_NW = self.rows.finish(schema.width, "<f4")
+        codes = self.users.finish(len(names), "<i8")
+        return Dataset(
+            name=self._declared.name,
+            dataset_id=self._declared.dataset_id,
+            schema=schema,
+            table_NW=table_NW,
+            facts={name: tally.result() for name, tally in self._tallies.items()},
+            users={name: codes[:, place] for place, name in enumerate(names)},
+            left_out=self._layout.left_out,
+        )
+
+    def close(self) -> None:
+        """Remove files that were not kept; what is mapped stays readable."""
+        self.rows.close()
+        self.users.close()
+
+    def _values(self, column: Column, part: Any) -> NDArray[Any]:
+        """Give a column's block as numbers: a text as its place among the categories."""
+        if not isinstance(part, Keys):
+            array = np.asarray(part)
+            if array.dtype.kind not in "fiub":
+                raise UsageError(
+                    f"{self._declared.where}: column {column.name!r} holds {array.dtype}, no"
+                    " numbers"
+                )
+            return array
+        places = {text: at for at, text in enumerate(self._declared.categories[column.name])}
+        numbers = [places.get(str(value), -1) for value in part.values]
+        used = np.unique(part.places)
+        strange = [at for at in used.tolist() if at >= 0 and numbers[at] < 0]
+        if strange:
+            raise UsageError(
+                f"{self._declared.where}: column {column.name!r} holds {len(strange)} texts that"
+                " its categories do not name"
+            )
+        return np.array([*numbers, np.nan], dtype=np.float64)[part.places]
+
+    def _numbered(self, name: str, keys: Keys) -> NDArray[np.int64]:
+        """Give each user a number, in the order in which they are first seen."""
+        codes = self._codes[name]
+        used, first = np.unique(keys.places, return_index=True)
+        numbers = np.full(len(keys.values) + 1, NOBODY, dtype=np.int64)
+        for at in used[np.argsort(first)].tolist():
+            if at >= 0:
+                numbers[at] = codes.setdefault(keys.values[at], len(codes))
+        return numbers[keys.places]
