@@ -16,10 +16,19 @@ from edge_node.store import Store
 from edge_node.store_schema import StoredLedger
 from privacy.accounting.accountant import ORDERS
 from privacy.accounting.budget import Budget, Tally
-from privacy.accounting.chain import Anchor, LedgerEntry, Occasion, canonical_json
+from privacy.accounting.chain import (
+    TIER_CONDITIONAL,
+    TIER_ENFORCED,
+    TIER_NONE,
+    Anchor,
+    LedgerEntry,
+    Occasion,
+    canonical_json,
+)
 from privacy.accounting.events import Event, NoDpEvent
 from privacy.accounting.ledger import LedgerState, replay
 from privacy.errors import PeerError, Reason, UsageError
+from tidegate.jobfile import NONE, RECORD_LOCAL, FlowerApp, JobFile
 
 _PLAIN_ALPHA = 16  # where the first job has no differential privacy, no plan prefers an order
 
@@ -37,12 +46,27 @@ class PreparedCharge:
     state: LedgerState
 
 
+def charge_tier(job_file: JobFile, app_sha256: bytes) -> str:
+    """Say who is trusted with the clip of a job (privacy.md, "Who is trusted with the clip").
+
+    Args:
+        job_file: The job.
+        app_sha256: Digest of its app bundle, which the site's policy has judged.
+    """
+    mode = job_file.privacy.mode
+    if mode == NONE:
+        return TIER_NONE
+    if mode == RECORD_LOCAL and isinstance(job_file.work, FlowerApp):
+        return f"{TIER_CONDITIONAL}{app_sha256.hex()}"  # its own code clips and adds the noise
+    return TIER_ENFORCED
+
+
 @dataclass(frozen=True)
 class BudgetLine:
     """One line of ``edge-node budget``: what is spent and left of one budget.
 
     Attributes:
-        by_tier: How many charges each tier has, and by the words of the ledger.
+        by_tier: How many charges each tier has, by the words of the ledger.
         declared: False when the budget's ledger exists but policy.toml no longer declares it.
     """
 

@@ -2,12 +2,13 @@
 
 Kept here: one attempt a job at a time, the older one dead before the newer one begins; an update
 goes into one charged attempt only. An uncharged update survives an aborted attempt and is ready
-again at once, a charged one is dead (secure-aggregation.md, "Retry rule"). Pure, like the
-participant that it is a part of.
+again at once, a charged one is dead (secure-aggregation.md, "Retry rule"), but in record-local,
+where an update is charged before it is made and is private by itself. Pure, like the participant
+that it is a part of.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_node.commands import (
     AttemptEvent,
@@ -266,7 +267,7 @@ class Exchange:
         state = self._jobs.get(live.job_id)
         if step is Step.MASKED_UPDATE:
             live.charged = True
-            if state is not None:
+            if state is not None and not _charged_ahead(state):
                 state.update = None
         elif step is Step.UNMASK and state is not None and live.survivors:
             # The shares leave now, so this sum may be opened: the next one is held against it.
@@ -319,6 +320,9 @@ class Exchange:
         step = commit.step
         if step is Step.CONSISTENCY and self._is_plain(live.job_id, live.facts):
             live.survivors = _survivors(live.machine, commit.slot)
+        state = self._jobs.get(live.job_id)
+        if commit.charge and state is not None and _charged_ahead(state):
+            commit = replace(commit, charge=False)
         return CommitStep(
             ctx=ctx,
             job_id=live.job_id,
@@ -389,6 +393,11 @@ class Exchange:
 
 def _mode(state: JobState, facts: AttemptFacts) -> Mode:
     return state.job.plan_for(facts.key.purpose).mode
+
+
+def _charged_ahead(state: JobState) -> bool:
+    """Whether a job's updates are charged before they are made, and outlive an attempt."""
+    return state.job.plan.mode is Mode.RECORD_LOCAL
 
 
 def _survivors(machine: SiteAttempt, slot: bytes | None) -> tuple[Fingerprint, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_node.budget import Ledgers
+from edge_node.budget import Ledgers, charge_tier
 from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset
@@ -25,9 +25,8 @@ from edge_node.policy import JobFacts, Policy, judge
 from edge_node.rounds.choice import make_round
 from edge_node.rounds.contract import JobAtSite, LocalRound
 from edge_node.store_schema import StoredJob
-from privacy.accounting.chain import TIER_ENFORCED, TIER_NONE
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.pipeline import EncodingPlan, Mode
+from privacy.pipeline import EncodingPlan
 from privacy.planning import CohortRules, check_encoding, step_event
 from privacy.spec import VectorSpec
 from tidegate import appbundle
@@ -91,8 +90,7 @@ class OfferDesk:
         self._ledgers.ensure(self._policy, dataset.dataset_id, whole)
         self._ledgers.look_ahead(dataset.dataset_id, event)
         folder = await self._unpack(offer, reading.job_file, fetch)
-        private = reading.plan.mode is not Mode.NONE
-        tier = TIER_ENFORCED if private else TIER_NONE
+        tier = charge_tier(reading.job_file, offer.app_sha256)
         job = JobAtSite(
             offer.job_id, reading.job_file, reading.plan, reading.spec, event, tier, dataset
         )

@@ -72,21 +72,26 @@ def _charge(
     if not missing:
         return None, "nothing is missing"
     tally = state.tallies[0]
-    events = {entry.event for entry in read_entries(stored)}
-    known = [replace(event, steps=1) for event in events if not isinstance(event, NoDpEvent)]
-    event = max(known, key=lambda one: tally.after(one).rdp_units, default=None)
+    digest = hashlib.sha256(b"reconcile").hexdigest()
+    events = {
+        entry.event
+        for entry in read_entries(stored)
+        if entry.occasion.context_digest != digest and not isinstance(entry.event, NoDpEvent)
+    }
+    # A charge may be of several steps: all of a round's local ones.
+    event = max(events, key=lambda one: tally.after(one).rdp_units, default=None)
     if event is None:
         return None, (
             f"its ledger knows no private charge, so up to {missing} lost ones cannot be priced:"
             " count it as used up if it was in use"
         )
-    steps = min(missing, tally.steps_that_fit(event))
+    lost = missing * event.steps
+    steps = min(lost, tally.steps_that_fit(event))
     if not steps:
         return None, "its budget is used up already"
-    digest = hashlib.sha256(b"reconcile").hexdigest()
     occasion = Occasion(_JOB, 0, 0, digest, TIER_ENFORCED)
     entry = state.next_entry(replace(event, steps=steps), occasion, round(time.time(), 3))
     after = state.charge(entry)
     row = (stored.dataset_id, after.sequence, entry.to_bytes(), after.head)
-    beyond = "" if steps == missing else ", after which its budget is used up"
+    beyond = "" if steps == lost else ", after which its budget is used up"
     return row, f"{steps} steps of its dearest charge are charged again{beyond}"

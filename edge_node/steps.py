@@ -7,7 +7,8 @@ from edge_node import log
 from edge_node.bench import Bench
 from edge_node.budget import Ledgers, PreparedCharge
 from edge_node.bundles import pack_secrets
-from edge_node.commands import CommitStep, StepCommitted, StepRefused
+from edge_node.commands import CommitStep, StepCommitted, StepRefused, UpdateKey
+from edge_node.rounds.contract import JobAtSite
 from edge_node.store import Store
 from edge_node.store_schema import StepRecord, StoredAttempt
 from edge_node.upload import update_to_bytes
@@ -15,6 +16,7 @@ from privacy.accounting.chain import Occasion
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.secagg.commands import Step
+from privacy.secagg.encoding import hash_of
 
 
 class StepWriter:
@@ -30,7 +32,8 @@ class StepWriter:
         """Write one step, all or nothing.
 
         At step 2 the ledger is charged in the same transaction, and the update is used up: it
-        belongs to this attempt from then on (privacy.md, "Ledger").
+        belongs to this attempt from then on (privacy.md, "Ledger"). In record-local neither is so:
+        the update was charged before it was made, and is private whatever becomes of it.
         """
         step = command.commit.step
         try:
@@ -42,6 +45,24 @@ class StepWriter:
             message = "this site cannot write to its store"
             return StepRefused(command.ctx, step, Reason.INTERNAL, message)
         return StepCommitted(command.ctx, step)
+
+    def charge_ahead(self, job: JobAtSite, key: UpdateKey) -> None:
+        """Charge an update of mode record-local, durably, before its first local step is run.
+
+        Never refunded: steps that ran have changed what the site keeps, even if the round drops. A
+        crash after this loses the update, and the next one is charged anew.
+
+        Raises:
+            PeerError: BUDGET_EXHAUSTED: nothing was charged; INTERNAL: the store cannot be written,
+                so no step may run.
+        """
+        charge = self._prepare(job, key, 0, local_steps_digest(job.job_id, key))
+        try:
+            self._store.charge(charge.row)
+        except sqlite3.Error as error:
+            log.warning("store cannot be written", why=error)
+            raise PeerError(Reason.INTERNAL, "this site cannot write to its store") from error
+        self._ledgers.accept(charge)
 
     def _write(self, command: CommitStep) -> None:
         commit = command.commit
@@ -68,7 +89,8 @@ class StepWriter:
         if charge is not None:
             self._ledgers.accept(charge)
         if update is not None:
-            del self._bench.ready[command.job_id]
+            if not self._bench.jobs[command.job_id].job.charged_ahead:
+                del self._bench.ready[command.job_id]
             self._bench.charged[command.ctx] = update
 
     def _begin(self, command: CommitStep) -> StoredAttempt:
@@ -93,12 +115,20 @@ class StepWriter:
 
     def _charge(self, command: CommitStep) -> PreparedCharge:
         job = self._bench.jobs[command.job_id].job
+        return self._prepare(job, command.key, command.attempt, command.ctx.hex())
+
+    def _prepare(self, job: JobAtSite, key: UpdateKey, attempt: int, digest: str) -> PreparedCharge:
         occasion = Occasion(
-            job_id=command.job_id,
-            round_number=command.key.round,
-            attempt=command.attempt,
-            context_digest=command.ctx.hex(),
+            job_id=job.job_id,
+            round_number=key.round,
+            attempt=attempt,
+            context_digest=digest,
             tier=job.tier,
         )
-        _, event = job.terms_for(command.key.purpose)
+        _, event = job.terms_for(key.purpose)
         return self._ledgers.prepare(job.dataset.dataset_id, event, occasion, round(time.time(), 3))
+
+
+def local_steps_digest(job_id: str, key: UpdateKey) -> str:
+    """Name what a charge ahead is for, where there is no attempt yet: hex, for the ledger."""
+    return hash_of("local-steps", job_id, key.round, key.version, key.purpose).hex()

@@ -236,6 +236,17 @@ class Store:
             self._next_generation()
         self._write_mirror()
 
+    def charge(self, row: tuple[str, int, bytes, str]) -> None:
+        """Make a charge durable that no step of an attempt carries, then the mirror.
+
+        Args:
+            row: As in `StepRecord.charge`.
+        """
+        with self._transaction():
+            self._charge(row)
+            self._next_generation()
+        self._write_mirror()
+
     def _insert(self, record: StepRecord) -> None:
         if record.begin is not None:
             self._begin(record.begin)

@@ -13,6 +13,7 @@ from edge_node.commands import Train, Trained, TrainFailed, UploadFailed, Upload
 from edge_node.download import fetch
 from edge_node.link import Link
 from edge_node.rounds.contract import RoundRequest, read_model
+from edge_node.steps import StepWriter
 from edge_node.trainer import TrainerFailure
 from edge_node.upload import mask_update, send_update
 from privacy.errors import PeerError, Reason, UsageError
@@ -22,14 +23,18 @@ from tidegate.requests import UploadHeader
 class UpdateDesk:
     """The shell's answer to `Train` and `UploadUpdate`; the update lies on the bench between."""
 
-    def __init__(self, link: Link, ledgers: Ledgers, bench: Bench) -> None:
-        """Take whom to fetch from and send to, what is spent, and where updates lie."""
+    def __init__(self, link: Link, ledgers: Ledgers, bench: Bench, steps: StepWriter) -> None:
+        """Take whom to fetch from and send to, what is spent, where updates lie, who charges."""
         self._link = link
+        self._steps = steps
         self._ledgers = ledgers
         self._bench = bench
 
     async def make(self, command: Train) -> Trained | TrainFailed:
-        """Fetch the model version and make an update from it, if the budget still allows one."""
+        """Fetch the model version and make an update from it, if the budget still allows one.
+
+        In record-local it is charged here, before the first local step; elsewhere at step 2.
+        """
         job_id, key = command.job_id, command.key
         local = self._bench.jobs[job_id]
         dataset_id = local.job.dataset.dataset_id
@@ -37,6 +42,8 @@ class UpdateDesk:
             _, event = local.job.terms_for(key.purpose)
             self._ledgers.look_ahead(dataset_id, event)
             model_D = read_model(await self._model(command), local.job.spec)
+            if local.job.charged_ahead:
+                self._steps.charge_ahead(local.job, key)
             request = RoundRequest(key.round, key.version, model_D, key.purpose, command.config)
             update = await local.make_update(request)
         except TrainerFailure as error:

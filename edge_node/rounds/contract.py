@@ -13,7 +13,7 @@ from edge_node.data import Dataset
 from privacy.accounting.events import Event
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
-from privacy.pipeline import EncodingPlan
+from privacy.pipeline import EncodingPlan, Mode
 from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.jobfile import JobFile
@@ -57,6 +57,14 @@ class JobAtSite:
     def schema(self) -> Schema:
         """Return the columns of a row: the job's, or all single numbers of the data set."""
         return self.job_file.schema or self.dataset.scalars
+
+    @property
+    def charged_ahead(self) -> bool:
+        """Whether an update is charged before it is made, once, and may then be sent again.
+
+        Mode record-local: what leaves is private by itself (privacy.md, "record-local").
+        """
+        return self.plan.mode is Mode.RECORD_LOCAL
 
     def terms_for(self, purpose: str) -> tuple[EncodingPlan, Event]:
         """Give how an update for a purpose is encoded, and what its sum is charged as.

@@ -8,7 +8,7 @@ import pytest
 
 from privacy.accounting.events import DEFAULT_SAMPLER_TV, NoDpEvent
 from privacy.compress import MapKind
-from privacy.errors import PeerError, Reason, UsageError
+from privacy.errors import PeerError, UsageError
 from privacy.noise import MAX_STD, skellam_table
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import (
