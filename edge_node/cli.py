@@ -32,6 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+data_commands = typer.Typer(no_args_is_help=True, help="Look at this site's data sets.")
+app.add_typer(data_commands, name="data")
+
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="The site's settings (site.toml).", dir_okay=False)
 ]
@@ -92,6 +95,36 @@ def budget(config: ConfigOption, *, as_json: JsonOption = False) -> None:
             _print_budgets(lines)
 
 
+@data_commands.command("check")
+def data_check(
+    config: ConfigOption,
+    name: Annotated[
+        str | None, typer.Argument(help="The data set; without it, the job's, or all of them.")
+    ] = None,
+    *,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", help="A job (job.toml) to hold it against.", dir_okay=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Open data sets, show their columns, and hold them against a job's; nothing leaves."""
+    with _errors():
+        from edge_node.config import load_config
+        from edge_node.data.overview import check_datasets
+        from edge_node.data.terminal import print_checked
+        from tidegate.jobfile import JobFile
+
+        job_file = JobFile.parse(_read(schema), str(schema)) if schema is not None else None
+        found = check_datasets(load_config(config), name, job_file)
+        if as_json:
+            _print_json([dataclasses.asdict(checked) for checked in found])
+        else:
+            print_checked(found)
+        if not all(checked.is_good for checked in found):
+            raise typer.Exit(_USAGE_EXIT)
+
+
 @app.command("show-config")
 def show_config(config: ConfigOption, *, as_json: JsonOption = False) -> None:
     """Show the settings and the policy in force, and how well the trainer can be confined here."""
@@ -137,6 +170,13 @@ def _errors() -> Iterator[None]:
         _fail(str(error), _REFUSED_EXIT)
     except KeyboardInterrupt:
         _fail("stopped", 1)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _fail(message: str, code: int) -> None:
