@@ -83,11 +83,23 @@ class Schema:
             begin += column.size
         return places
 
+    @cached_property
+    def _by_name(self) -> Mapping[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.columns)
+
     def __getitem__(self, name: str) -> Column:
-        return next(column for column in self.columns if column.name == name)
+        return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
-        return any(column.name == name for column in self.columns)
+        return name in self._by_name
+
+    def __hash__(self) -> int:
+        # A schema is looked up with each batch, and may have thousands of columns.
+        return self._hash
 
 
 def scalars(names: tuple[str, ...]) -> Schema:
@@ -101,15 +113,15 @@ def read_schema(top: Table) -> Schema | None:
     Raises:
         UsageError: A key is missing or out of range; says which.
     """
-    columns: list[Column] = []
+    columns: dict[str, Column] = {}
     for table in top.tables("columns", _KEYS, most=MAX_COLUMNS):
         column = _read_column(table)
-        if any(column.name == other.name for other in columns):
+        if column.name in columns:
             raise table.bad("name", "must differ from the other columns' names")
-        columns.append(column)
+        columns[column.name] = column
     if not columns:
         return None
-    schema = Schema(tuple(columns))
+    schema = Schema(tuple(columns.values()))
     if schema.width > MAX_WIDTH:
         raise top.bad("columns", f"must not hold more than {MAX_WIDTH} numbers a record")
     return schema
