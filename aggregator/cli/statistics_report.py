@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -36,7 +37,7 @@ def statistics_table(summary: Summary, job: JobFile) -> RenderableType:
     bounded = [column for column in summary.columns if column.mean is not None]
     levelled = [column for column in summary.columns if column.mean is None]
     if bounded:
-        parts.append(_numbers(bounded))
+        parts += [_numbers(bounded), _quantiles(bounded)]
     if levelled:
         parts.append(_levels(levelled))
     parts.append(
@@ -79,38 +80,52 @@ def _pair(estimate: Estimate) -> dict[str, float | None]:
 
 
 def _numbers(columns: list[ColumnSummary]) -> Table:
-    table = Table(header_style="bold")
-    table.add_column("column")
-    table.add_column("bounds", justify="right", no_wrap=True)
-    for name in ("missing", "outside", "mean", "std"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for share in columns[0].quantiles:
-        table.add_column(f"{100 * share:g} %", justify="right", no_wrap=True)
+    table = _table("column", "missing %", "outside %", "mean", "std")
     for column in columns:
         span = column.high - column.low
-        numbers = [column.mean, column.std, *column.quantiles.values()]
+        numbers = [number for number in (column.mean, column.std) if number is not None]
         table.add_row(
             Text(column.name),
-            f"{column.low:g} … {column.high:g}",
             _percent(column.missing),
             _percent(_both(column.below, column.above)),
-            *(_number(number, span) for number in numbers if number is not None),
+            *(_number(number, span) for number in numbers),
+        )
+    return table
+
+
+def _quantiles(columns: list[ColumnSummary]) -> Table:
+    names = [f"{100 * share:g} %" for share in columns[0].quantiles]
+    table = _table("column", "low", *names, "high")
+    for column in columns:
+        span = column.high - column.low
+        table.add_row(
+            Text(column.name),
+            Text(f"{column.low:g}", "dim"),
+            *(_number(value, span, between="\n") for value in column.quantiles.values()),
+            Text(f"{column.high:g}", "dim"),
         )
     return table
 
 
 def _levels(columns: list[ColumnSummary]) -> Table:
-    table = Table(header_style="bold")
-    table.add_column("column")
-    for name in ("missing", "no level"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("share of each level")
+    table = _table("column", "missing %", "no level %", "level: share %")
+    table.columns[-1].justify = "left"
+    table.columns[-1].no_wrap = False
     for column in columns:
         shares = Text("  ").join(
-            Text.assemble((f"{level} ", "dim"), _percent(share))
+            Text.assemble((f"{level}: ", "dim"), _percent(share))
             for level, share in enumerate(column.shares)
         )
         table.add_row(Text(column.name), _percent(column.missing), _percent(column.below), shares)
+    return table
+
+
+def _table(*names: str) -> Table:
+    """Make a table that fits a narrow terminal: no lines between columns, numbers at the right."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column(names[0])
+    for name in names[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -118,14 +133,15 @@ def _both(below: Estimate, above: Estimate) -> Estimate:
     return Estimate(below.value + above.value, math.hypot(below.error, above.error))
 
 
-def _number(estimate: Estimate, span: float) -> Text:
+def _number(estimate: Estimate, span: float, between: str = " ") -> Text:
     if not math.isfinite(estimate.value):
         return Text("-", style="dim")
-    style = "yellow" if estimate.error > _DOUBTFUL * span else ""
     if estimate.error == 0:
-        return Text(f"{estimate.value:.5g}", style)
+        return Text(f"{estimate.value:.5g}")
+    style = "yellow" if estimate.error > _DOUBTFUL * span else ""
     digits = max(0, min(9, 1 - math.floor(math.log10(estimate.error))))
-    return Text(f"{estimate.value:,.{digits}f} ± {estimate.error:.{digits}f}", style)
+    error = f"± {estimate.error:.{digits}f}"
+    return Text.assemble((f"{estimate.value:,.{digits}f}{between}", style), (error, style or "dim"))
 
 
 def _percent(share: Estimate) -> Text:
