@@ -14,7 +14,8 @@ from pathlib import Path
 
 from privacy.errors import UsageError
 from tidegate import appbundle
-from tidegate.jobfile import JobFile
+from tidegate.jobfile import JobFile, Trees
+from tidegate.tree_model import TreeModel, model_spec
 from tidegate.v1 import operator_pb2
 
 JOB_FILE = "job.toml"
@@ -58,6 +59,10 @@ def prepare(folder: Path, overrides: bytes | None = None) -> Submission:
         raise UsageError(f"{file} does not exist: a job needs a folder with a {JOB_FILE}")
     job_toml = file.read_bytes() if overrides is None else overrides
     job = JobFile.parse(job_toml)
+    if isinstance(job.work, Trees):
+        empty = TreeModel.empty(job.work).to_vector().astype("<f4").tobytes()
+        spec_bytes = model_spec(job.work).to_bytes()
+        return Submission(job, job_toml, spec_bytes, appbundle.EMPTY, empty)
     app = appbundle.pack(folder)
     task = job.task
     if task is None:
