@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> int:
             return 0
         from edge_node import trainer_loop  # noqa: PLC0415 - torch, on this side of the fork
 
+        if start.processes > 1:
+            import edge_node.distributed  # noqa: F401, PLC0415 - once, for all ranks
+
         rank = start_ranks(start.processes, connection)
         trainer_loop.serve(start, rank, memory_fd, sandbox)
     except RankFailedError as error:
