@@ -13,6 +13,7 @@ from tidegate.statistics_summary import ColumnSummary, Estimate, Summary
 
 _DOUBTFUL = 0.1
 """A standard error above this share of a column's range is shown in yellow."""
+_MOST_LEVELS = 20
 
 
 def headline(summary: Summary, job: JobFile) -> Text:
@@ -42,8 +43,8 @@ def statistics_table(summary: Summary, job: JobFile) -> RenderableType:
         parts.append(_levels(levelled))
     parts.append(
         Text(
-            "± one standard error of the noise alone; yellow: above a tenth of the column's range,"
-            " -: nothing can be said",
+            "± one standard error of the noise alone, of a quantile that of its bin if larger;"
+            " yellow: above a tenth of the column's range; -: nothing can be said",
             style="dim",
         )
     )
@@ -98,32 +99,38 @@ def _quantiles(columns: list[ColumnSummary]) -> Table:
     table = _table("column", "low", *names, "high")
     for column in columns:
         span = column.high - column.low
+        within_bin = span / len(column.histogram) / math.sqrt(12)
+        found = [
+            Estimate(value.value, max(value.error, within_bin))
+            for value in column.quantiles.values()
+        ]
         table.add_row(
             Text(column.name),
             Text(f"{column.low:g}", "dim"),
-            *(_number(value, span, between="\n") for value in column.quantiles.values()),
+            *(_number(value, span, between="\n") for value in found),
             Text(f"{column.high:g}", "dim"),
         )
     return table
 
 
 def _levels(columns: list[ColumnSummary]) -> Table:
-    table = _table("column", "missing %", "no level %", "level: share %")
-    table.columns[-1].justify = "left"
-    table.columns[-1].no_wrap = False
+    table = _table("column", "missing %", "no level %", "level", "share %")
     for column in columns:
-        shares = Text("  ").join(
-            Text.assemble((f"{level}: ", "dim"), _percent(share))
-            for level, share in enumerate(column.shares)
-        )
-        table.add_row(Text(column.name), _percent(column.missing), _percent(column.below), shares)
+        first = (Text(column.name), _percent(column.missing), _percent(column.below))
+        ranked = sorted(enumerate(column.shares), key=lambda pair: -pair[1].value)
+        for level, share in sorted(ranked[:_MOST_LEVELS]):
+            table.add_row(*first, str(level), _percent(share))
+            first = (Text(), Text(), Text())
+        if ranked[_MOST_LEVELS:]:
+            table.add_row(*first, Text(f"{len(ranked) - _MOST_LEVELS} more", "dim"), "")
     return table
 
 
 def _table(*names: str) -> Table:
     """Make a table that fits a narrow terminal: no lines between columns, numbers at the right."""
-    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column(names[0])
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
+    table.add_column(names[0], no_wrap=True, min_width=10)
     for name in names[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     return table
@@ -139,7 +146,9 @@ def _number(estimate: Estimate, span: float, between: str = " ") -> Text:
     if estimate.error == 0:
         return Text(f"{estimate.value:.5g}")
     style = "yellow" if estimate.error > _DOUBTFUL * span else ""
-    digits = max(0, min(9, 1 - math.floor(math.log10(estimate.error))))
+    power = math.floor(math.log10(estimate.error))
+    # One digit of the error, two where it starts with a 1, as physicists write it.
+    digits = max(0, min(9, -power + (estimate.error < 2 * 10.0**power)))
     error = f"± {estimate.error:.{digits}f}"
     return Text.assemble((f"{estimate.value:,.{digits}f}{between}", style), (error, style or "dim"))
 
