@@ -15,6 +15,7 @@ from privacy.secagg.rules import StepTimeouts
 from tidegate.names import DEVICE, NAME, NAME_RULE
 from tidegate.toml_table import Span, Table
 
+SANDBOX_MODES = ("best-available", "required")
 LEVELS = ("debug", "info", "warning", "error")
 _MAX_FILE_BYTES = 1 << 20
 _PORTS = Span(0, 65_535)
@@ -38,6 +39,8 @@ class Limits:
         max_jobs: Jobs that are queued or running.
         outgoing_messages: Messages that may wait for one slow site before it is dropped.
         bundle_stock: One-time bundles kept for each site.
+        max_replay_bytes: Replies that a job with its own ServerApp keeps while it runs, so that
+            its main can be re-run after a crash: four bytes a parameter and round.
     """
 
     max_message_bytes: int = 4_194_304
@@ -48,6 +51,25 @@ class Limits:
     max_jobs: int = 64
     outgoing_messages: int = 256
     bundle_stock: int = 64
+    max_replay_bytes: int = 1 << 33
+
+
+@dataclass(frozen=True)
+class ServerAppSettings:
+    """What the process of a job's own ServerApp may use.
+
+    Attributes:
+        memory_mib: Memory.
+        time_limit_s: Seconds that its main may compute between two exchanges.
+        threads: Threads that torch computes with; a main is re-run with as many.
+        sandbox: "best-available" takes what the machine offers and says so; "required" refuses to
+            run a ServerApp without all of it.
+    """
+
+    memory_mib: int = 4096
+    time_limit_s: float = 600.0
+    threads: int = 1
+    sandbox: str = "best-available"
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,7 @@ class AggregatorConfig:
             what an aggregator sees.
         limits: See ``Limits``.
         timeouts: How long each step of the secure exchange waits for a silent site.
+        server_app: See ``ServerAppSettings``.
     """
 
     consortium_id: str
@@ -86,6 +109,7 @@ class AggregatorConfig:
     keep_last_uploads: bool = False
     limits: Limits = Limits()
     timeouts: StepTimeouts = field(default_factory=StepTimeouts)
+    server_app: ServerAppSettings = ServerAppSettings()
 
 
 def load_config(path: Path) -> AggregatorConfig:
@@ -121,6 +145,18 @@ def load_config(path: Path) -> AggregatorConfig:
         keep_last_uploads=top.flag("keep_last_uploads", base.keep_last_uploads),
         limits=Limits(**_whole_numbers(top, "limits", Limits)),
         timeouts=StepTimeouts(**_whole_numbers(top, "timeouts", StepTimeouts)),
+        server_app=_read_server_app(top),
+    )
+
+
+def _read_server_app(top: Table) -> ServerAppSettings:
+    table = top.table("server_app", [one.name for one in fields(ServerAppSettings)])
+    base = ServerAppSettings()
+    return ServerAppSettings(
+        memory_mib=table.whole("memory_mib", Span(256, 1 << 20), base.memory_mib),
+        time_limit_s=table.number("time_limit_s", Span(1, 604_800), base.time_limit_s),
+        threads=table.whole("threads", Span(1, 256), base.threads),
+        sandbox=table.choice("sandbox", SANDBOX_MODES, base.sandbox),
     )
 
 

@@ -18,6 +18,7 @@ from aggregator.admission import admit
 from aggregator.broadcast import ContentShelf
 from aggregator.bundle_stock import BundleStock
 from aggregator.config import AggregatorConfig
+from aggregator.drive import drive
 from aggregator.export import RunHashes, export_model, signer_of
 from aggregator.fold import pick_device
 from aggregator.job_run import JobRun
@@ -27,6 +28,7 @@ from aggregator.log import LOGGER
 from aggregator.progress import JobProgress
 from aggregator.registry import EnrolledSite, Registry, SealedManifest
 from aggregator.runner import JobRunner
+from aggregator.server_app_store import CallStore
 from aggregator.sessions import Sessions, SiteSession
 from aggregator.spool import Spool
 from aggregator.store import Store
@@ -62,6 +64,7 @@ class Coordinator:
         self.shelf = ContentShelf()
         self.device: torch.device = pick_device(config.device)
         self._jobs = JobStore(store)
+        self._calls = CallStore(store)
         self._known = {job.job_id: job for job in self._jobs.load_all()}
         self._fold_thread = ThreadPoolExecutor(1, "fold")
         self._stock: BundleStock | None = None
@@ -74,6 +77,9 @@ class Coordinator:
 
     def start(self) -> None:
         """Take up work where it was left."""
+        self._calls.forget_all_but(
+            job.job_id for job in self._known.values() if not job.state.is_over
+        )
         if self.registry.sealed is not None:
             self._make_stock(self.registry.sealed)
         self._start_next()
@@ -361,8 +367,8 @@ class Coordinator:
         """Run a job in its own thread, and report its end to the loop."""
         state, detail = JobState.FINISHED, ""
         try:
-            runner.run()
-        except PeerError as error:
+            drive(runner, self._calls, self.config)
+        except TidegateError as error:
             state, detail = JobState.FAILED, str(error)
         except Exception as error:  # noqa: BLE001 - the task's boundary: recorded, the job fails
             LOGGER.exception("a job broke")
@@ -382,6 +388,7 @@ class Coordinator:
         if run is not None:
             run.end(JobEnded(job.job_id, str(state), detail))
         self._keep(replace(job, state=state, detail=detail))
+        self._calls.forget(job.job_id)
         if run is not None:
             self._run = None
             self._start_next()

@@ -12,7 +12,7 @@ from aggregator.broadcast import ModelVersion
 from aggregator.cohort import CohortRule
 from aggregator.jobs import Job
 from aggregator.live_attempt import LiveAttempt, Surroundings
-from aggregator.live_round import LiveRound, RoundOutcome
+from aggregator.live_round import LiveRound, RoundOrder, RoundOutcome
 from aggregator.participants import Participants
 from aggregator.progress import JobProgress
 from aggregator.round import RoundConfig
@@ -81,6 +81,7 @@ class JobRun:
                 len(job.app),
                 job.vector_spec,
                 job.encoding,
+                job.evaluation_encoding,
             )
         )
         self._live: LiveRound | None = None
@@ -88,6 +89,11 @@ class JobRun:
         self._failure: PeerError | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._began_s = time.monotonic()
+
+    @property
+    def failure(self) -> PeerError | None:
+        """Why the job is given up; None while it goes on. May be read from any thread."""
+        return self._failure
 
     @property
     def elapsed_s(self) -> float:
@@ -132,12 +138,12 @@ class JobRun:
         return await self._enough
 
     async def run_round(
-        self, round_number: int, model: ModelVersion, passed_over: Container[Fingerprint]
+        self, order: RoundOrder, model: ModelVersion, passed_over: Container[Fingerprint]
     ) -> RoundOutcome:
         """Run one round from a model version.
 
         Args:
-            round_number: From 1.
+            order: Which, and what for.
             model: What to train from.
             passed_over: Sites that the strategy knew of and did not sample.
 
@@ -151,12 +157,12 @@ class JobRun:
             shelf.withdraw(self._live.model.sha256)
         shelf.put(model.sha256, model.data, self.sites.accepted)
         config = RoundConfig(
-            round_number,
+            order.number,
             self.rule,
-            self.around.jobs.next_attempt(self.job.job_id, round_number),
+            self.around.jobs.next_attempt(self.job.job_id, order.number),
             self.job.file.round.max_attempts,
         )
-        self._live = LiveRound(self, config, model)
+        self._live = LiveRound(self, config, model, order)
         return await self._live.run([site for site in self.sites.here() if site not in passed_over])
 
     def committed(self, round_number: int, metrics: dict[str, float]) -> None:

@@ -7,7 +7,7 @@ from the last committed version under a fresh attempt number.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -15,6 +15,7 @@ from functools import cached_property
 from sqlalchemy import Connection, func, insert, select, update
 
 from aggregator.broadcast import ModelVersion
+from aggregator.checkpoints import Checkpoint, CommittedRound
 from aggregator.store import JournalEntry, Store
 from aggregator.tables import CHECKPOINTS, JOBS, JOURNAL, VERSIONS
 from privacy.errors import PeerError, Reason
@@ -22,6 +23,7 @@ from privacy.pipeline import EncodingPlan
 from privacy.spec import VectorSpec
 from tidegate.convert import MAX_HISTORY
 from tidegate.jobfile import JobFile
+from tidegate.messages import is_evaluation
 from tidegate.requests import RoundRecord
 
 ATTEMPT_OPENED = "attempt-opened"
@@ -54,6 +56,7 @@ class Job:
         job_toml: The job file, exactly as submitted.
         vector_spec: Canonical bytes of the model's spec.
         encoding: Canonical bytes of the encoding plan that was derived at submission.
+        evaluation_encoding: The same for a Flower app's evaluation; empty where there is none.
         app: The app bundle.
         state: See ``JobState``.
         detail: Why it is in that state, for people.
@@ -72,6 +75,7 @@ class Job:
     submitted_at_s: float = 0.0
     elapsed_s: float = 0.0
     progress: bytes = field(default=b"{}", repr=False)
+    evaluation_encoding: bytes = b""
 
     @cached_property
     def file(self) -> JobFile:
@@ -89,49 +93,28 @@ class Job:
         return EncodingPlan.from_bytes(self.encoding)
 
     @cached_property
+    def evaluation_plan(self) -> EncodingPlan | None:
+        """The plan of a Flower app's evaluation, read; None where the job has none."""
+        raw = self.evaluation_encoding
+        return EncodingPlan.from_bytes(raw) if raw else None
+
+    def plan_for(self, purpose: str) -> EncodingPlan:
+        """Return the plan by which an exchange of this purpose is encoded.
+
+        Raises:
+            PeerError: POLICY: the job declares no evaluation.
+        """
+        if not is_evaluation(purpose):
+            return self.plan
+        if self.evaluation_plan is None:
+            message = "evaluation needs [[evaluation_metrics]] in the job file: name what to sum"
+            raise PeerError(Reason.POLICY, message)
+        return self.evaluation_plan
+
+    @cached_property
     def app_sha256(self) -> bytes:
         """The app bundle's digest."""
         return hashlib.sha256(self.app).digest()
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a job can go on from.
-
-    Attributes:
-        model: The newest model version.
-        strategy: What ``Optimiser.state`` gave after it; empty before the first round.
-    """
-
-    model: ModelVersion
-    strategy: bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
-class CommittedRound:
-    """Everything that one finished round changes, made durable together.
-
-    Attributes:
-        round: Its number; the version it made is the same.
-        attempt: The attempt that succeeded.
-        checkpoint: The new version and strategy state.
-        transcript_hash: Of the attempt.
-        survivors: Names of the sites in the sum.
-        metric_sums: Noised sums of the raw metric blocks, for averages after a restart.
-        metrics: What was shown of the round, for the report.
-        elapsed_s: The job's running time so far.
-        progress: JSON for the job's row.
-    """
-
-    round: int
-    attempt: int
-    checkpoint: Checkpoint
-    transcript_hash: bytes
-    survivors: tuple[str, ...]
-    metric_sums: tuple[float, ...]
-    metrics: Mapping[str, float]
-    elapsed_s: float
-    progress: bytes = field(repr=False)
 
 
 class JobStore:
@@ -150,6 +133,7 @@ class JobStore:
             "job_toml": job.job_toml,
             "vector_spec": job.vector_spec,
             "encoding": job.encoding,
+            "evaluation_encoding": job.evaluation_encoding,
             "app_sha256": job.app_sha256,
             "app": job.app,
             "state": str(job.state),
@@ -164,6 +148,7 @@ class JobStore:
             "model": model,
             "strategy": b"",
             "strategy_sha256": hashlib.sha256(b"").digest(),
+            "exchange": 0,
         }
         with self._store.transaction() as connection:
             connection.execute(insert(JOBS), row)
@@ -180,6 +165,7 @@ class JobStore:
                 job_toml=bytes(row.job_toml),
                 vector_spec=bytes(row.vector_spec),
                 encoding=bytes(row.encoding),
+                evaluation_encoding=bytes(row.evaluation_encoding),
                 app=bytes(row.app),
                 state=JobState(row.state),
                 detail=row.detail,
@@ -237,8 +223,21 @@ class JobStore:
         with self._store.transaction() as connection:
             self._store.write_journal(connection, entry, now_s)
 
-    def commit_round(self, job_id: str, done: CommittedRound, now_s: float) -> None:
-        """Make a finished round durable: version, strategy state, progress and journal at once."""
+    def commit_round(
+        self,
+        job_id: str,
+        done: CommittedRound,
+        now_s: float,
+        also: Callable[[Connection], None] | None = None,
+    ) -> None:
+        """Make a finished exchange durable: version, strategy state, progress, journal at once.
+
+        Args:
+            job_id: The job.
+            done: What it changes; the model may be the version that is there already.
+            now_s: Unix seconds.
+            also: Writes what else is to be durable with it.
+        """
         model, strategy = done.checkpoint.model, done.checkpoint.strategy
         strategy_sha256 = hashlib.sha256(strategy).digest()
         row = {
@@ -246,14 +245,17 @@ class JobStore:
             "model": self._store.put_blob(job_id, model.data),
             "strategy": self._store.put_blob(job_id, strategy),
             "strategy_sha256": strategy_sha256,
+            "exchange": done.checkpoint.exchange,
         }
         entry = JournalEntry(
             job_id,
-            done.round,
+            done.checkpoint.exchange,
             done.attempt,
             ROUND_COMMITTED,
             _json(
                 {
+                    "purpose": done.purpose,
+                    "version": model.version,
                     "survivors": done.survivors,
                     "transcript_hash": done.transcript_hash.hex(),
                     "metric_sums": done.metric_sums,
@@ -267,10 +269,38 @@ class JobStore:
         with self._store.transaction() as connection:
             if row["model"] is None or row["strategy"] is None:
                 self._doom_previous(connection, job_id, keep={model.sha256, strategy_sha256})
-            connection.execute(insert(VERSIONS), _version_row(job_id, model, done.transcript_hash))
+            if done.publishes:
+                fresh = _version_row(job_id, model, done.transcript_hash)
+                connection.execute(insert(VERSIONS), fresh)
             connection.execute(update(CHECKPOINTS).where(this), row)
             connection.execute(update(JOBS).where(JOBS.c.job_id == job_id), change)
             self._store.write_journal(connection, entry, now_s)
+            if also is not None:
+                also(connection)
+
+    def publish(
+        self,
+        job_id: str,
+        model: ModelVersion,
+        also: Callable[[Connection], None] | None = None,
+    ) -> None:
+        """Make a version durable that no sum made: a ServerApp's, before any site hears of it."""
+        row = {"version": model.version, "model": self._store.put_blob(job_id, model.data)}
+        this = CHECKPOINTS.c.job_id == job_id
+        transcript_hash = self.last_transcript(job_id)
+        with self._store.transaction() as connection:
+            kept = select(CHECKPOINTS.c.strategy_sha256).where(this)
+            strategy_sha256 = bytes(connection.execute(kept).scalar_one())
+            self._doom_previous(connection, job_id, keep={model.sha256, strategy_sha256})
+            connection.execute(insert(VERSIONS), _version_row(job_id, model, transcript_hash))
+            connection.execute(update(CHECKPOINTS).where(this), row)
+            if also is not None:
+                also(connection)
+
+    def write(self, also: Callable[[Connection], None]) -> None:
+        """Make something durable in a transaction of its own."""
+        with self._store.transaction() as connection:
+            also(connection)
 
     def load_checkpoint(self, job_id: str) -> Checkpoint:
         """Return where a job goes on from.
@@ -296,7 +326,7 @@ class JobStore:
         data = self._store.get_blob(job_id, row.model, sha256)
         model = ModelVersion(row.version, sha256, bytes(row.chain_head), data)
         strategy = self._store.get_blob(job_id, row.strategy, bytes(row.strategy_sha256))
-        return Checkpoint(model, strategy)
+        return Checkpoint(model, strategy, row.exchange)
 
     def last_transcript(self, job_id: str) -> bytes:
         """Return the transcript hash of the newest version; zeros before the first round."""

@@ -100,11 +100,20 @@ class LiveAttempt:
         spool.discard(self.ctx)
 
 
+@dataclass(frozen=True)
+class AttemptPlace:
+    """Which attempt of a job it is: its exchange's number, its own from 1, and the purpose."""
+
+    round: int
+    attempt: int
+    purpose: str
+
+
 def open_attempt(
     around: Surroundings,
     job: Job,
     model: ModelVersion,
-    where: tuple[int, int],
+    where: AttemptPlace,
     cohort: tuple[Fingerprint, ...],
     now_s: float,
 ) -> tuple[LiveAttempt, ServerAttempt]:
@@ -114,7 +123,7 @@ def open_attempt(
         around: See ``Surroundings``.
         job: The job.
         model: The version that the cohort trained from.
-        where: Round and attempt.
+        where: See ``AttemptPlace``.
         cohort: Sorted fingerprints.
         now_s: Unix seconds.
 
@@ -126,15 +135,15 @@ def open_attempt(
     drawn = tuple(signed for signed in bundles if signed is not None)
     if len(drawn) != len(cohort):
         raise UsageError("a site was counted ready without a key bundle")
-    plan = encoding_for_version(job.plan, model.version)
+    plan = encoding_for_version(job.plan_for(where.purpose), model.version)
     context = AttemptContext(
         suite=manifest.suite,
         consortium_id=manifest.consortium_id,
         manifest_hash=around.sealed.manifest_hash,
         job_id=job.job_id,
         roster_epoch=manifest.roster_epoch,
-        round=where[0],
-        attempt=where[1],
+        round=where.round,
+        attempt=where.attempt,
     )
     frozen = CohortPlan(
         encoding=plan.to_bytes(),
@@ -155,9 +164,9 @@ def open_attempt(
     )
     machine = ServerAttempt(config)
     serials = {around.members[signed.bundle.site]: signed.bundle.serial for signed in drawn}
-    around.jobs.open_attempt(job.job_id, where, serials, now_s)
+    around.jobs.open_attempt(job.job_id, (where.round, where.attempt), serials, now_s)
     fold = Fold(plan.length, plan.bits, around.device)
     members = {signed.bundle.site: around.members[signed.bundle.site] for signed in drawn}
-    attempt = LiveAttempt(where[1], context.digest(), members, fold)
+    attempt = LiveAttempt(where.attempt, context.digest(), members, fold)
     around.spool.expect(attempt.ctx, frozenset(serials), fold.packed_bytes)
     return attempt, machine

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from aggregator.broadcast import ModelVersion
 from aggregator.jobs import Job
-from aggregator.live_attempt import LiveAttempt, Surroundings, open_attempt
+from aggregator.live_attempt import AttemptPlace, LiveAttempt, Surroundings, open_attempt
 from aggregator.log import LOGGER
 from aggregator.participants import Participants
 from aggregator.progress import JobProgress
@@ -34,6 +34,7 @@ from aggregator.round_events import (
     SiteLeft,
     Train,
 )
+from aggregator.secure_rounds import TRAINING, Instruction
 from aggregator.sessions import frame_of
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.commands import (
@@ -58,6 +59,21 @@ from tidegate.messages import AggregatorMessage, AttemptFailed, AttemptResult, T
 
 AttemptMessage = AttemptFailed | AbortSignature | DealtShares | SurvivorSignature | UnmaskShares
 """What a site says about one attempt, named by its ctx."""
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """What a round of the job is for.
+
+    Attributes:
+        number: The exchange's, on the wire: strictly increasing.
+        shown: The number of training rounds that are done with it, for people.
+        instruction: Purpose and settings.
+    """
+
+    number: int
+    shown: int
+    instruction: Instruction = TRAINING
 
 
 @dataclass(frozen=True)
@@ -114,10 +130,13 @@ class LiveRound:
         number: The round's.
     """
 
-    def __init__(self, host: RoundHost, config: RoundConfig, model: ModelVersion) -> None:
+    def __init__(
+        self, host: RoundHost, config: RoundConfig, model: ModelVersion, order: RoundOrder
+    ) -> None:
         """Prepare a round; ``run`` begins it."""
         self.model = model
         self.number = config.round
+        self._order = order
         self._host = host
         self._around = host.around
         self._members = host.around.members
@@ -130,6 +149,8 @@ class LiveRound:
                 model.sha256,
                 len(model.data),
                 model.chain_head,
+                order.instruction.purpose,
+                order.instruction.config,
             )
         )
         self._loop = asyncio.get_running_loop()
@@ -289,7 +310,7 @@ class LiveRound:
                 pass
 
     def _open_attempt(self, number: int, cohort: tuple[Fingerprint, ...]) -> ServerAttempt:
-        where = (self.number, number)
+        where = AttemptPlace(self.number, number, self._order.instruction.purpose)
         self._say_who_is_late(len(cohort))
         self._attempt, machine = open_attempt(
             self._around, self._host.job, self.model, where, cohort, time.time()
@@ -323,7 +344,7 @@ class LiveRound:
                 why = self._round.states()[site][1]
                 self._host.say(f"round {self.number}: {self._members[site]} dropped out: {why}")
         self._attempt = None
-        progress.round = self.number
+        progress.round = self._order.shown
         outcome = RoundOutcome(
             attempt, names, done.transcript_hash, progress.to_json(), self._host.elapsed_s
         )

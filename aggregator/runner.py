@@ -1,31 +1,38 @@
-"""Run one job's strategy in a thread of its own, round by round.
+"""Run one job in a thread of its own, exchange by exchange.
 
 Flower's strategies block, so they get a thread; each blocking call of theirs becomes a coroutine on
 the event loop (``job_run``). Unmasking, decoding, the server optimiser's step and the commit run
 here too and leave the loop to the sites.
+
+``JobRunner`` carries exchanges out and makes them durable; what asks for them is a job's server
+step (``run_steps``) or its own ServerApp (``server_app_driver``).
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import Connection
 
 from aggregator.broadcast import ModelVersion, next_version
+from aggregator.checkpoints import Checkpoint, CommittedRound
 from aggregator.heap import trim_heap
 from aggregator.job_run import JobRun
-from aggregator.jobs import Checkpoint, CommittedRound, JobStore
-from aggregator.live_round import RoundOutcome
+from aggregator.jobs import Job, JobStore
+from aggregator.live_round import RoundOrder, RoundOutcome
+from aggregator.opened_sum import OpenedSum, open_sum
+from aggregator.optimiser import Optimiser
 from aggregator.secure_rounds import TRAINING, Instruction, SecureMean
 from aggregator.server_step import make_step
-from aggregator.unmask import unmask
-from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
 from privacy.metrics import MetricAverager
-from privacy.planning import encoding_for_version
 from privacy.secagg.messages import Fingerprint
-from tidegate.jobfile import Evaluation, JobFile, RecordPrivacy, Statistics, Trees
+from tidegate.jobfile import FlowerApp
+from tidegate.messages import EVALUATE, TRAIN, is_evaluation
+
+EVALUATION_PREFIX = "eval-"
+"""What the metrics of an evaluation are shown under, beside those of training."""
 
 _AVERAGED_ROUNDS = 100
 """Rounds of metric sums that are read back after a restart; older ones weigh next to nothing."""
@@ -34,7 +41,13 @@ _LARGE_MODEL_BYTES = 1 << 24
 
 
 class JobRunner:
-    """Carries a job from its checkpoint to its last round; ``SecureRounds`` for its grid."""
+    """Carries a job's exchanges out from its checkpoint; ``SecureRounds`` for its grid.
+
+    Attributes:
+        model: The newest version.
+        exchange: The number of the last finished exchange.
+        strategy: The server step's state, as stored.
+    """
 
     def __init__(
         self,
@@ -47,47 +60,54 @@ class JobRunner:
         """Load the checkpoint.
 
         Raises:
-            UsageError: The stored state is damaged, or the strategy cannot run.
+            UsageError: The stored state is damaged.
         """
         self._run = run
-        self._job = run.job
         self._loop = loop
         self._jobs = jobs
         self._node_ids = node_ids
         self._offered: set[int] = set()
         self._now_s = now_s
-        file = self._job.file
-        checkpoint = jobs.load_checkpoint(self._job.job_id)
-        self._model = checkpoint.model
-        self._step = make_step(file, self._job.spec, run.rule.min_sites)
-        if checkpoint.strategy:
-            self._step.restore(checkpoint.strategy)
-        self._averager = MetricAverager(file.metrics)
-        for sums in jobs.recent_metric_sums(self._job.job_id, _AVERAGED_ROUNDS):
-            if self._job.plan.metrics_length:
+        checkpoint = jobs.load_checkpoint(self.job.job_id)
+        self.model = checkpoint.model
+        self.exchange = checkpoint.exchange
+        self.strategy = checkpoint.strategy
+        self._averager = MetricAverager(self.job.file.metrics)
+        if self.job.plan.metrics_length and not isinstance(self.job.file.work, FlowerApp):
+            for sums in jobs.recent_metric_sums(self.job.job_id, _AVERAGED_ROUNDS):
                 self._averager.add(np.asarray(sums, dtype=np.float64))
-        self._outcome: RoundOutcome | None = None
-        self._metric_sums: tuple[float, ...] = ()
+        self._trained = _part(run.progress.metrics, evaluated=False)
+        self._evaluated = _part(run.progress.metrics, evaluated=True)
+        self._finished: tuple[RoundOutcome, OpenedSum] | None = None
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self._run.job
 
     @property
     def job_id(self) -> str:
         """The job's id."""
-        return self._job.job_id
+        return self.job.job_id
 
-    def run(self) -> None:
-        """Run all rounds that are left; blocks.
+    @property
+    def min_sites(self) -> int:
+        """The fewest sites that make a cohort."""
+        return self._run.rule.min_sites
 
-        Raises:
-            PeerError: The job failed or was stopped, with the reason.
-        """
-        while self._model.version < self._job.file.rounds:
-            round_number = self._model.version + 1
-            stepped = self._step.step(round_number, self._model.vector(), self)
-            if stepped is None or self._outcome is None:
-                raise PeerError(Reason.INTERNAL, f"round {round_number} gave no model")
-            metrics = dict(stepped.metrics)
-            self._commit(next_version(self._model, stepped.values_D), self._outcome, metrics)
-            self._loop.call_soon_threadsafe(self._run.committed, round_number, metrics)
+    @property
+    def rounds_done(self) -> int:
+        """Training rounds that are done, as people see them."""
+        return self._run.progress.round
+
+    def check_running(self) -> None:
+        """Raise why the job was given up, if it was."""
+        if self._run.failure is not None:
+            raise self._run.failure
+
+    def say(self, line: str) -> None:
+        """Add a line to the job's log."""
+        self._loop.call_soon_threadsafe(self._run.say, line)
 
     def wait_for_nodes(self) -> list[int]:
         """Return the node ids of the sites that take part, once they are enough for a cohort.
@@ -100,64 +120,143 @@ class JobRunner:
         return sorted(self._offered)
 
     def run_round(self, node_ids: list[int], instruction: Instruction = TRAINING) -> SecureMean:
-        """Run one round and decode its sum."""
-        model = self._model
-        left_out = self._offered - set(node_ids)
+        """Run the next exchange from the newest version, and decode its sum.
+
+        Raises:
+            PeerError: It was given up, or the job was stopped; POLICY, too few nodes are asked.
+        """
+        asked = set(node_ids) & set(self._node_ids.values())
+        if len(asked) < self.min_sites:
+            raise PeerError(
+                Reason.POLICY,
+                f"the strategy asks {len(asked)} sites, and a cohort needs at least"
+                f" {self.min_sites}: raise its fraction or its minimum of nodes",
+            )
+        left_out = self._offered - asked
         self._offered = set()
         passed_over = [site for site, number in self._node_ids.items() if number in left_out]
+        shown = self.rounds_done + (not instruction.evaluates)
+        order = RoundOrder(self.exchange + 1, shown, instruction)
         running = asyncio.run_coroutine_threadsafe(
-            self._run.run_round(model.version + 1, model, passed_over), self._loop
+            self._run.run_round(order, self.model, passed_over), self._loop
         )
-        outcome = self._outcome = running.result()
-        return self._decode(model, outcome)
+        outcome = running.result()
+        opened = self._open(outcome, instruction.purpose)
+        self._finished = outcome, opened
+        return opened.mean
 
-    def _decode(self, model: ModelVersion, outcome: RoundOutcome) -> SecureMean:
-        attempt = outcome.attempt
-        for folding in attempt.folding:
+    def _open(self, outcome: RoundOutcome, purpose: str) -> OpenedSum:
+        for folding in outcome.attempt.folding:
             folding.result()
-        self._loop.call_soon_threadsafe(self._run.release, attempt)
-        if len(model.data) >= _LARGE_MODEL_BYTES:
+        self._loop.call_soon_threadsafe(self._run.release, outcome.attempt)
+        if len(self.model.data) >= _LARGE_MODEL_BYTES:
             trim_heap()  # of what the uploads went through, before the vectors of a step come
-        opened = unmask(attempt.fold.finish(), attempt.terms)
-        if opened.updates != len(outcome.survivors):
-            raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
-        file, plan = self._job.file, self._job.plan
-        divisor = _divisor(file, opened.updates)
-        mean = decode_sum(encoding_for_version(plan, model.version), opened.values_d, divisor)
-        metrics: dict[str, float] = {}
-        self._metric_sums = ()
-        if plan.metrics_length:
-            counts_M: NDArray[np.float64] = mean.metric_sums_M / file.metrics.coordinate_scale(
-                file.privacy.metrics_norm
-            )
-            self._metric_sums = tuple(counts_M.tolist())
-            self._averager.add(counts_M)
-            metrics = self._averager.values(divisor)
-        noise_std = math.sqrt(opened.updates * plan.noise_variance) / (plan.scale * divisor)
-        return SecureMean(mean.gradient_D, metrics, noise_std)
+        return open_sum(self.job, outcome, self.model.version, purpose, self._averager)
 
-    def _commit(
-        self, model: ModelVersion, outcome: RoundOutcome, metrics: Mapping[str, float]
+    def publish(
+        self,
+        values_D: NDArray[np.float32],
+        also: Callable[[Connection], None] | None = None,
     ) -> None:
+        """Make a model the newest version before any sum made it, unless it is that already.
+
+        Args:
+            values_D: Shape (D,), finite.
+            also: Writes what else is to be durable with it, in either case.
+        """
+        fresh = next_version(self.model, values_D)
+        if fresh.sha256 != self.model.sha256:
+            self._jobs.publish(self.job_id, fresh, also)
+            self.model = fresh
+        elif also is not None:
+            self._jobs.write(also)
+
+    def commit(
+        self,
+        metrics: Mapping[str, float],
+        purpose: str = TRAIN,
+        model: ModelVersion | None = None,
+        also: Callable[[Connection], None] | None = None,
+    ) -> None:
+        """Make the finished exchange durable, and show it.
+
+        Args:
+            metrics: To show.
+            purpose: What it was for.
+            model: The version that it made; None where it made none.
+            also: Writes what else is to be durable with it.
+        """
+        if self._finished is None:
+            raise PeerError(Reason.INTERNAL, "no exchange is finished that could be kept")
+        outcome, opened = self._finished
+        checkpoint = Checkpoint(model or self.model, self.strategy, self.exchange + 1)
         done = CommittedRound(
-            round=model.version,
             attempt=outcome.attempt.number,
-            checkpoint=Checkpoint(model, self._step.state()),
+            checkpoint=checkpoint,
             transcript_hash=outcome.transcript_hash,
             survivors=outcome.survivors,
-            metric_sums=self._metric_sums,
+            metric_sums=opened.metric_sums,
             metrics=metrics,
             elapsed_s=outcome.elapsed_s,
             progress=outcome.progress,
+            purpose=purpose,
+            publishes=model is not None,
         )
-        self._jobs.commit_round(self._job.job_id, done, self._now_s())
-        self._model = model
+        self._jobs.commit_round(self.job_id, done, self._now_s(), also)
+        self.model, self.exchange = checkpoint.model, checkpoint.exchange
+        self._finished = None
+        self._show(metrics, evaluates=is_evaluation(purpose))
+
+    def _show(self, metrics: Mapping[str, float], *, evaluates: bool) -> None:
+        """Show the newest metrics of training and of evaluation side by side."""
+        if evaluates:
+            self._evaluated = dict(metrics)
+        else:
+            self._trained = dict(metrics)
+        together = {**self._trained, **self._evaluated}
+        self._loop.call_soon_threadsafe(self._run.committed, self.rounds_done, together)
 
 
-def _divisor(job: JobFile, updates: int) -> float:
-    """Give the public number that a sum is divided by; 1 where the sum itself is wanted."""
-    if isinstance(job.work, Trees | Statistics | Evaluation):
-        return 1.0
-    if isinstance(job.privacy, RecordPrivacy):
-        return float(job.privacy.expected_batch_size)
-    return float(updates)
+def _part(metrics: Mapping[str, float], *, evaluated: bool) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.startswith(EVALUATION_PREFIX) is evaluated
+    }
+
+
+def run_steps(runner: JobRunner) -> None:
+    """Run all rounds that are left with the job's server step; blocks.
+
+    Raises:
+        PeerError: The job failed or was stopped, with the reason.
+        UsageError: The stored state is damaged, or the strategy cannot run.
+    """
+    file = runner.job.file
+    step = make_step(file, runner.job.spec, runner.min_sites)
+    if runner.strategy:
+        step.restore(runner.strategy)
+    every = file.work.evaluate_every if isinstance(file.work, FlowerApp) else 0
+    while True:
+        version = runner.model.version
+        evaluated = runner.exchange - version
+        if every and isinstance(step, Optimiser) and evaluated < version // every:
+            _evaluate(runner, step)
+        elif version < file.rounds:
+            stepped = step.step(version + 1, runner.model.vector(), runner)
+            if stepped is None:
+                raise PeerError(Reason.INTERNAL, f"round {version + 1} gave no model")
+            runner.strategy = step.state()
+            fresh = next_version(runner.model, stepped.values_D)
+            runner.commit(dict(stepped.metrics), model=fresh)
+        else:
+            return
+
+
+def _evaluate(runner: JobRunner, step: Optimiser) -> None:
+    """Let the sites evaluate the newest version; its round is done with that."""
+    metrics = step.evaluate(runner.model.version, runner.model.vector(), runner)
+    if metrics is None:
+        raise PeerError(Reason.INTERNAL, f"the evaluation of {runner.model.version} gave nothing")
+    named = {EVALUATION_PREFIX + name: value for name, value in metrics.items()}
+    runner.commit(named, EVALUATE)

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.messages import EVALUATE, TRAIN
+from tidegate.messages import TRAIN, is_evaluation
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Instruction:
     @property
     def evaluates(self) -> bool:
         """Say whether only metrics are summed, and no model follows."""
-        return self.purpose.split(".")[0] == EVALUATE
+        return is_evaluation(self.purpose)
 
 
 TRAINING = Instruction()

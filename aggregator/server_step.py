@@ -21,7 +21,8 @@ def make_step(job: JobFile, spec: VectorSpec, min_sites: int) -> ServerStep:
         UsageError: This version cannot run such a job.
     """
     if isinstance(job.work, Task | FlowerApp) and job.strategy is not None:
-        return Optimiser(job.strategy.name, job.strategy.options, spec, min_sites)
+        app = job.work if isinstance(job.work, FlowerApp) else None
+        return Optimiser(job.strategy.name, job.strategy.options, spec, min_sites, app)
     if isinstance(job.work, Statistics):
         return StatisticsStep()
     if isinstance(job.work, Trees):

@@ -60,6 +60,8 @@ JOBS = Table(
     Column("job_toml", LargeBinary, nullable=False),
     Column("vector_spec", LargeBinary, nullable=False),
     Column("encoding", LargeBinary, nullable=False),
+    # Of a Flower app's evaluation; empty where the job has none.
+    Column("evaluation_encoding", LargeBinary, nullable=False),
     Column("app_sha256", LargeBinary(32), nullable=False),
     Column("app", LargeBinary, nullable=False),
     Column("state", String(16), nullable=False),
@@ -92,6 +94,26 @@ CHECKPOINTS = Table(
     Column("model", LargeBinary),
     Column("strategy", LargeBinary),
     Column("strategy_sha256", LargeBinary(32), nullable=False),
+    # The number of the last finished exchange: beyond the version where evaluations were among
+    # them, or where a ServerApp trained several times from one version.
+    Column("exchange", BigInteger, nullable=False),
+)
+
+# What a job's own ServerApp asked for and heard, for as long as the job runs: from it the app's
+# main is brought back to where it was (``server_app_store``).
+CALLS = Table(
+    "calls",
+    METADATA,
+    Column("job_id", String(64), nullable=False),
+    Column("exchange", BigInteger, nullable=False),
+    # Of purpose, settings and model, as first asked.
+    Column("request_sha256", LargeBinary(32), nullable=False),
+    # JSON: the nodes that main was told of, and the metrics of the reply; NULL while none came.
+    Column("answer", LargeBinary),
+    # The mean model of the reply, as in CHECKPOINTS; the digest is empty where there is none.
+    Column("reply", LargeBinary),
+    Column("reply_sha256", LargeBinary(32), nullable=False),
+    PrimaryKeyConstraint("job_id", "exchange"),
 )
 
 JOURNAL = Table(

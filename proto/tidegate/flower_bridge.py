@@ -1,12 +1,13 @@
 """Touch what is private in Flower: the one module that does, for both ends.
 
 Flower 1.42 makes messages only inside a task that it started itself; outside, its private
-``TaskIdentity`` must be set first. ``Run``, which its public ``Grid`` names, is private too. The
-contract with the pinned version is in ``tests/unit/tidegate/test_flower_bridge.py``; that nobody
+``TaskIdentity`` must be set first. ``Run``, which its public ``Grid`` names, is private too, as is
+whether a ``ServerApp`` has a main function. The contract with the pinned version is in ``tests/unit/tidegate/test_flower_bridge.py``; that nobody
 else imports such a part, in ``tests/architecture``.
 """
 
 from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -26,3 +27,8 @@ def assume_task_identity() -> None:
     TaskIdentity.run_id = RUN_ID
     TaskIdentity.node_id = NODE_ID
     TaskIdentity.task_id = 1
+
+
+def has_main(app: ServerApp) -> bool:
+    """Say whether a ServerApp has an ``@app.main()``; without one Flower runs its older API."""
+    return app._main is not None  # noqa: SLF001 - public is only how to set it

@@ -9,7 +9,8 @@ import pytest
 
 from aggregator import store as store_module
 from aggregator.broadcast import ContentShelf, first_version, next_version
-from aggregator.jobs import Checkpoint, CommittedRound, Job, JobState, JobStore
+from aggregator.checkpoints import Checkpoint, CommittedRound
+from aggregator.jobs import Job, JobState, JobStore
 from aggregator.progress import JobProgress
 from aggregator.store import Store
 from privacy.errors import PeerError, Reason, UsageError
@@ -45,9 +46,8 @@ def reopen(tmp_path):
 def committed(previous, strategy=b"state", attempt=1):
     model = next_version(previous, np.full(SPEC.length, previous.version + 1, np.float32))
     return CommittedRound(
-        round=model.version,
         attempt=attempt,
-        checkpoint=Checkpoint(model, strategy),
+        checkpoint=Checkpoint(model, strategy, model.version),
         transcript_hash=hashlib.sha256(bytes([model.version])).digest(),
         survivors=("bank-1",),
         metric_sums=(float(model.version), 2.0),
@@ -62,7 +62,7 @@ def test_a_submitted_job_comes_back_whole(reopen):
     jobs = reopen()
     (job,) = jobs.load_all()
     assert job == JOB
-    assert jobs.load_checkpoint(JOB.job_id) == Checkpoint(MODEL, b"")
+    assert jobs.load_checkpoint(JOB.job_id) == Checkpoint(MODEL, b"", 0)
     assert jobs.last_transcript(JOB.job_id) == bytes(32)
 
 

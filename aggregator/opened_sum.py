@@ -1,0 +1,89 @@
+"""Stages 10 and 11 for a job: take the masks off a round's sum and decode it.
+
+Shapes: U = coordinates of the update vector, M = metric coordinates.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.jobs import Job
+from aggregator.live_round import RoundOutcome
+from aggregator.secure_rounds import SecureMean
+from aggregator.unmask import unmask
+from privacy.decode import decode_sum
+from privacy.errors import PeerError, Reason
+from privacy.metrics import MetricAverager, MetricLayout, summarise
+from privacy.planning import encoding_for_version
+from tidegate.jobfile import Evaluation, FlowerApp, JobFile, RecordPrivacy, Statistics, Trees
+
+
+@dataclass(frozen=True)
+class OpenedSum:
+    """What a round's sum holds.
+
+    Attributes:
+        mean: For whoever makes the next model.
+        metric_sums: Noised sums of the raw metric blocks, for averages after a restart; empty where
+            none are averaged.
+    """
+
+    mean: SecureMean = field(repr=False)
+    metric_sums: tuple[float, ...]
+
+
+def open_sum(
+    job: Job, outcome: RoundOutcome, version: int, purpose: str, averager: MetricAverager
+) -> OpenedSum:
+    """Decode the sum of a finished round; its folds are done.
+
+    Args:
+        job: The job.
+        outcome: The round.
+        version: That the sites began from.
+        purpose: What they were asked for.
+        averager: Averages the metrics of tasks over rounds, so that what is shown is steady. A
+            Flower app's are given as they are: its strategy counts on them.
+
+    Raises:
+        PeerError: The sum does not fit the job.
+    """
+    attempt = outcome.attempt
+    opened = unmask(attempt.fold.finish(), attempt.terms)
+    if opened.updates != len(outcome.survivors):
+        raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
+    file, plan = job.file, job.plan_for(purpose)
+    divisor = _divisor(file, opened.updates)
+    decoded = decode_sum(encoding_for_version(plan, version), opened.values_d, divisor)
+    noise_std = math.sqrt(opened.updates * plan.noise_variance) / (plan.scale * divisor)
+    evaluates = plan is not job.plan
+    layout = file.evaluation_metrics if evaluates else file.metrics
+    if not plan.metrics_length and not evaluates:
+        return OpenedSum(SecureMean(decoded.gradient_D, {}, noise_std), ())
+    sums_M = decoded.metric_sums_M
+    values_U = decoded.gradient_D
+    if evaluates:  # the metrics may be the vector themselves
+        sums_M = sums_M if plan.metrics_length else decoded.gradient_D * divisor
+        values_U = np.zeros(0)
+    counts_M: NDArray[np.float64] = sums_M / _metric_scale(file, layout)
+    if isinstance(file.work, FlowerApp):
+        metrics = summarise(layout, counts_M, divisor)
+        return OpenedSum(SecureMean(values_U, metrics, noise_std), ())
+    averager.add(counts_M)
+    mean = SecureMean(values_U, averager.values(divisor), noise_std)
+    return OpenedSum(mean, tuple(counts_M.tolist()))
+
+
+def _metric_scale(job: JobFile, layout: MetricLayout) -> float:
+    return layout.coordinate_scale(job.privacy.metrics_norm)
+
+
+def _divisor(job: JobFile, updates: int) -> float:
+    """Give the public number that a sum is divided by; 1 where the sum itself is wanted."""
+    if isinstance(job.work, Trees | Statistics | Evaluation):
+        return 1.0
+    if isinstance(job.privacy, RecordPrivacy):
+        return float(job.privacy.expected_batch_size)
+    return float(updates)

@@ -1,0 +1,173 @@
+"""Start, hear and end the process of a job's ServerApp (aggregator side; on the job's thread).
+
+The process ends when the aggregator lets go of it, for whatever reason: its supervisor (see
+``tidegate.confine.sandbox``) watches a pipe that only the aggregator holds open.
+"""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aggregator.server_app_frames import (
+    MAX_FRAME_BYTES,
+    MEMORY,
+    REFUSED,
+    SANDBOX,
+    Start,
+    decode,
+    encode,
+    encode_start,
+)
+from aggregator.server_app_memory import ModelMemory
+from privacy.errors import UsageError
+
+_ARGUMENTS = ("-I", "-B", "-u", "-m", "aggregator.server_app_process")
+_LOOK_S = 0.1
+_END_WITHIN_S = 2.0
+
+
+class ServerAppChild:
+    """A running process.
+
+    Attributes:
+        memory: What is shared with it.
+    """
+
+    def __init__(self, start: Start, spec: bytes, log_path: Path) -> None:
+        """Start the process; it then confines itself and runs the app's main.
+
+        Args:
+            start: What it is told first.
+            spec: Canonical bytes of the vector spec.
+            log_path: Where what the app prints goes.
+        """
+        self._memory_mib = start.memory_mib
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read_end, write_end = os.pipe()
+        layout = ModelMemory(len(spec), start.model_length)
+        memory_fd = layout.create()
+        self._connection = ours
+        self._lifeline = os.fdopen(write_end, "wb", buffering=0)
+        try:
+            self.memory = layout.attach(memory_fd)
+            self.memory.spec[:] = np.frombuffer(spec, np.uint8)
+            descriptors = (theirs.fileno(), memory_fd, read_end)
+            self._process = _spawn(descriptors, start.threads, log_path)
+        finally:
+            theirs.close()
+            os.close(memory_fd)
+            os.close(read_end)
+        ours.send(encode_start(start))
+
+    def send(self, frame: dict[str, Any]) -> None:
+        """Answer; a process that has ended is noticed by ``receive``."""
+        try:
+            self._connection.send(encode(frame))
+        except OSError:
+            return
+
+    def receive(self, within_s: float, check: Callable[[], None]) -> dict[str, Any]:
+        """Wait for the next frame that is not a failure.
+
+        Args:
+            within_s: How long main may compute.
+            check: Called now and then; raises where the job is given up meanwhile.
+
+        Raises:
+            UsageError: It failed, was refused, ended, or took too long; or this machine lacks a
+                protection that is required.
+            PeerError: MALFORMED: it broke the protocol.
+        """
+        late_s = time.monotonic() + within_s
+        while not select.select([self._connection], [], [], _LOOK_S)[0]:
+            check()
+            if time.monotonic() > late_s:
+                raise _failed(
+                    f"main computed for more than {within_s:g} s without an exchange; raise"
+                    " [server_app] time_limit_s in aggregator.toml if it needs longer"
+                )
+        try:
+            raw = self._connection.recv(MAX_FRAME_BYTES)
+        except OSError:
+            raw = b""
+        if not raw:
+            raise self._ended()
+        frame = decode(raw)
+        if "failed" in frame:
+            raise self._failure(frame)
+        return frame
+
+    def end(self) -> int:
+        """End the process and all it started, and give its exit status.
+
+        One that a signal ended has status 128 plus the signal's number.
+        """
+        self._connection.close()
+        self._lifeline.close()
+        try:
+            return self._process.wait(_END_WITHIN_S)
+        except subprocess.TimeoutExpired:  # it hangs before the sandbox: in an import, say
+            self._process.kill()
+            return self._process.wait()
+
+    def _failure(self, frame: dict[str, Any]) -> UsageError:
+        detail = str(frame.get("detail", ""))[:1000]
+        match frame["failed"]:
+            case kind if kind == SANDBOX:
+                return UsageError(
+                    f"the ServerApp's sandbox is required and this machine cannot give all of it:"
+                    f" {detail}; mend that, or set [server_app] sandbox to 'best-available'"
+                )
+            case kind if kind == MEMORY:
+                return _failed(
+                    f"it exceeded [server_app] memory_mib = {self._memory_mib}: {detail}"
+                )
+            case kind if kind == REFUSED:
+                return UsageError(detail)
+            case _:
+                return _failed(f"main raised {detail}")
+
+    def _ended(self) -> UsageError:
+        status = self.end()
+        if status == 128 + 9:
+            return _failed("its process was killed, as the kernel does when memory runs out")
+        return _failed(f"its process ended unexpectedly with status {status}")
+
+
+def _failed(what: str) -> UsageError:
+    return UsageError(f"the ServerApp failed: {what}")
+
+
+def _spawn(descriptors: tuple[int, ...], threads: int, log_path: Path) -> subprocess.Popen[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(log_path, flags, 0o600)
+    try:
+        return subprocess.Popen(  # noqa: S603 - our own module, descriptor numbers as arguments
+            [sys.executable, *_ARGUMENTS, *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=descriptors,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": "/tmp",  # noqa: S108 - the sandbox has its own
+                "TMPDIR": "/tmp",  # noqa: S108
+                "LANG": "C.UTF-8",
+                "OMP_NUM_THREADS": str(threads),
+                "MALLOC_ARENA_MAX": "2",
+                "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_DISABLE_UPDATE_CHECK": "1",
+            },
+            cwd="/",
+            start_new_session=True,  # Ctrl-C at the aggregator's terminal is its to handle
+        )
+    finally:
+        os.close(log)
