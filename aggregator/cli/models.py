@@ -1,12 +1,14 @@
 """``tidegate model``: fetch a released model, check it, describe it, give it other formats."""
 
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from aggregator.cli.connection import operator_api
+from aggregator.cli.connection import OperatorFolder, operator_api
+from aggregator.cli.conversion import CONVERTED, convert_task_model
 from aggregator.cli.output import Session, data_size
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate.v1 import operator_pb2
@@ -21,15 +23,39 @@ ModelFile = Annotated[Path, typer.Argument(help="A model that `model export` wro
 def export(
     context: typer.Context,
     job_id: JobId,
-    out: Annotated[Path, typer.Option(help="Where to write the model (safetensors).")],
+    out: Annotated[
+        Path,
+        typer.Option(help="The file to write: .safetensors, or .pt2 (torch.export) or .onnx."),
+    ],
+    app_folder: Annotated[
+        Path | None, typer.Option("--app", help="For .pt2 and .onnx: the app folder as submitted.")
+    ] = None,
+    base_model: Annotated[
+        list[str] | None, typer.Option(help="For .pt2 and .onnx: NAME=PATH of a base model.")
+    ] = None,
 ) -> None:
-    """Write a job's model as safetensors, with its signed provenance in the file's metadata."""
+    """Write a job's model: safetensors with signed provenance, or a format made from it."""
     session: Session = context.obj
     if out.exists():
         raise UsageError(f"{out} exists: name another file")
-    with operator_api(session.folder()) as api:
-        size = write_chunks(api.ExportModel(operator_pb2.ExportModelRequest(job_id=job_id)), out)
-    session.show({"job_id": job_id, "file": str(out), "bytes": size}, f"{out}: {data_size(size)}")
+    operator = session.folder()
+    made: dict[str, Any] = {"format": "safetensors"}
+    with operator_api(operator) as api:
+        request = operator_pb2.ExportModelRequest(job_id=job_id)
+        if out.suffix not in CONVERTED:
+            write_chunks(api.ExportModel(request), out)
+        else:
+            if app_folder is None:
+                raise UsageError(f"{out.suffix} needs the model's code: add --app FOLDER")
+            answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
+            with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
+                file = Path(scratch) / "model.safetensors"
+                write_chunks(api.ExportModel(request), file)
+                facts = _checked_facts(file, operator)
+                bases = base_model or []
+                made = convert_task_model(app_folder, facts, answer.job_toml, file, out, bases)
+    size = out.stat().st_size
+    session.show({"job_id": job_id, "file": str(out), "bytes": size} | made, _written(out, made))
 
 
 @app.command()
@@ -60,6 +86,20 @@ def card(
         facts = fetch_facts(api, job_id)
     write(out, facts)
     session.show({"job_id": job_id, "file": str(out)}, f"{out}: the model's card")
+
+
+def _checked_facts(file: Path, operator: OperatorFolder) -> dict[str, str]:
+    from aggregator.cli.model_file import read_model  # noqa: PLC0415 - heavy, for few commands
+
+    return dict(read_model(file, (operator.path / "ca.pem").read_bytes()).provenance.facts)
+
+
+def _written(out: Path, made: dict[str, Any]) -> str:
+    line = f"{out}: {data_size(out.stat().st_size)}, {made['format']}"
+    if "inputs" in made:
+        line += f"; inputs {', '.join(made['inputs'])}"
+        line += f"; run again, it differs by {made['difference']:.1g}"
+    return line
 
 
 def write_chunks(chunks: Iterable[operator_pb2.ExportModelResponse], out: Path) -> int:
