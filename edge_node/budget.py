@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edge_node import log
+from edge_node.data.dataset import Dataset
 from edge_node.policy import BudgetRule, Policy
 from edge_node.store import Store
 from edge_node.store_schema import StoredLedger
@@ -28,7 +30,7 @@ from privacy.accounting.chain import (
 from privacy.accounting.events import Event, NoDpEvent
 from privacy.accounting.ledger import LedgerState, replay
 from privacy.errors import PeerError, Reason, UsageError
-from tidegate.jobfile import NONE, RECORD_LOCAL, FlowerApp, JobFile
+from tidegate.jobfile import NONE, RECORD_LOCAL, FlowerApp, JobFile, PrivacyUnit
 
 _PLAIN_ALPHA = 16  # where the first job has no differential privacy, no plan prefers an order
 
@@ -59,6 +61,41 @@ def charge_tier(job_file: JobFile, app_sha256: bytes) -> str:
     if mode == RECORD_LOCAL and isinstance(job_file.work, FlowerApp):
         return f"{TIER_CONDITIONAL}{app_sha256.hex()}"  # its own code clips and adds the noise
     return TIER_ENFORCED
+
+
+def check_unit(policy: Policy, dataset: Dataset, unit: PrivacyUnit) -> None:
+    """Refuse a job whose events would not bound what the users of a user budget lose.
+
+    An event of users is charged as it is, so its users must be those of the budget; an event of
+    records is charged for the budget's row cap, so no user may have more rows (privacy.md,
+    "Ledger": no cap, refused).
+
+    Raises:
+        PeerError: POLICY.
+    """
+    rule = policy.budget_rule(dataset.dataset_id)
+    if rule is None or rule.unit != "user" or unit.kind not in ("record", "user"):
+        return
+    if unit.kind == "user":
+        if unit.column != rule.user_column:
+            raise PeerError(
+                Reason.POLICY,
+                f"the budget of {dataset.dataset_id!r} protects other users than those of column"
+                f" {unit.column!r}",
+            )
+        return
+    try:
+        counts_U = dataset.groups(rule.user_column or "").counts_U
+    except UsageError as error:
+        log.warning("users cannot be told apart", dataset=dataset.name, why=error)
+        counts_U = None
+    if counts_U is None or counts_U.max(initial=0) > (rule.max_rows_per_user or 0):
+        log.warning("a user has more rows than max_rows_per_user", dataset=dataset.name)
+        raise PeerError(
+            Reason.POLICY,
+            f"the user budget of {dataset.dataset_id!r} cannot be held against single records:"
+            " this site takes jobs with unit = 'user' only",
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_node.budget import Ledgers, charge_tier
+from edge_node.budget import Ledgers, charge_tier, check_unit
 from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset
@@ -85,6 +85,8 @@ class OfferDesk:
         if most and len(dataset) > most:
             raise PeerError(Reason.POLICY, "the data set is larger than the job's max_records")
         await asyncio.to_thread(_check_dataset, dataset, reading.job_file)
+        unit = reading.job_file.privacy.unit
+        await asyncio.to_thread(check_unit, self._policy, dataset, unit)
         event = step_event(reading.plan, reading.rules)
         whole = step_event(reading.plan, reading.rules, reading.job_file.rounds)
         self._ledgers.ensure(self._policy, dataset.dataset_id, whole)

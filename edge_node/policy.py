@@ -23,6 +23,8 @@ class BudgetRule:
 
     ``alpha`` is the one Renyi order; None lets the first accepted job's public plan choose it,
     before the first charge (privacy.md, "Filter"). Once created, a budget is never changed.
+    ``user_column`` is what tells apart the users whom a budget of that unit protects, and
+    ``max_rows_per_user`` the most rows that one of them has.
     """
 
     dataset_id: str
@@ -31,6 +33,7 @@ class BudgetRule:
     unit: Unit = "record"
     alpha: int | None = None
     max_rows_per_user: int | None = None
+    user_column: str | None = None
 
     def budget(self, alpha: int, *, allow_no_dp: bool) -> Budget:
         """Give the ledger's budget at an order."""
@@ -42,6 +45,7 @@ class BudgetRule:
             alpha=alpha,
             max_rows_per_user=self.max_rows_per_user,
             allow_no_dp=allow_no_dp,
+            user_column=self.user_column,
         )
 
 

@@ -14,7 +14,8 @@ from tidegate.toml_table import Span, Table
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MAX_ALPHA = 1024
 _MAX_FILE_BYTES = 1 << 20
-_BUDGET_KEYS = ("epsilon", "delta_dp", "unit", "alpha", "max_rows_per_user")
+_BUDGET_KEYS = ("epsilon", "delta_dp", "unit", "alpha", "max_rows_per_user", "user_column")
+_COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 _KEYS = (
     "modes",
     "allow_no_dp",
@@ -107,10 +108,15 @@ def _budget(name: str, table: Table) -> BudgetRule:
         unit="user" if by_user else "record",
         alpha=table.whole("alpha", Span(2, _MAX_ALPHA)) if table.has("alpha") else None,
         max_rows_per_user=table.whole(rows, Span(1, 1 << 20)) if table.has(rows) else None,
+        user_column=_user_column(table) if by_user or table.has("user_column") else None,
     )
     # What no order can carry is refused now, not at the first job.
     rule.budget(rule.alpha or _MAX_ALPHA, allow_no_dp=False)
     return rule
+
+
+def _user_column(table: Table) -> str:
+    return table.text("user_column", _COLUMN, "the name of the column that tells users apart")
 
 
 def _texts(table: Table, key: str, default: list[str] | None = None) -> tuple[str, ...]:

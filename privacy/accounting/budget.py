@@ -54,8 +54,9 @@ class Budget:
         epsilon: The bound, in (0, 30].
         delta_dp: Its delta, in (0, 1).
         alpha: The one order, an integer in 2..1024, fixed for the budget's life.
-        max_rows_per_user: Row cap m that sampling enforces; needed for the user unit.
+        max_rows_per_user: Row cap m that no user of the data exceeds; needed for the user unit.
         allow_no_dp: The administrator's explicit consent to mode ``none`` on this data set.
+        user_column: What tells the users apart whom the budget protects; user unit only.
     """
 
     dataset_id: str
@@ -65,6 +66,7 @@ class Budget:
     alpha: int
     max_rows_per_user: int | None = None
     allow_no_dp: bool = False
+    user_column: str | None = None
 
     def __post_init__(self) -> None:
         require_name("dataset_id", self.dataset_id)
@@ -92,8 +94,12 @@ class Budget:
                     " rows, no event has a finite price for a user"
                 )
             require_count(f"{where}: max_rows_per_user", self.max_rows_per_user, MAX_ROWS_PER_USER)
-        elif self.max_rows_per_user is not None:
-            raise UsageError(f"{where}: max_rows_per_user belongs to user budgets only")
+            if self.user_column is not None:
+                require_name(f"{where}: user_column", self.user_column)
+        elif self.max_rows_per_user is not None or self.user_column is not None:
+            raise UsageError(
+                f"{where}: max_rows_per_user and user_column belong to user budgets only"
+            )
 
     def delta_left(self, tv_units: int) -> float:
         """Give what the samplers leave of delta_dp: delta_dp - (1 + e^epsilon) * TV."""
@@ -125,8 +131,10 @@ class Budget:
         return math.log1p(-1 / self.alpha) - math.log(delta * self.alpha) / (self.alpha - 1)
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON-able form."""
+        """Give the JSON-able form; the user column stands in it where there is one."""
+        users = {} if self.user_column is None else {"user_column": self.user_column}
         return {
+            **users,
             "dataset_id": self.dataset_id,
             "unit": self.unit,
             "epsilon": self.epsilon,
@@ -145,7 +153,8 @@ class Budget:
         """
         if not isinstance(data, dict):
             raise UsageError(f"a budget must be an object, not {type(data).__name__}")
-        require_keys("budget", data, set(cls.__dataclass_fields__))
+        required = set(cls.__dataclass_fields__) - {"user_column"}
+        require_keys("budget", data, required | (data.keys() & {"user_column"}))
         return cls(**data)  # type: ignore[arg-type]  # __post_init__ checks every value
 
 
