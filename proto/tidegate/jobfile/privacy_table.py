@@ -147,6 +147,11 @@ def _check_combination(table: Table, mode: str, work: Work) -> None:
             f"{table.where} mode = {mode!r} has no meaning for sums over records; use"
             " 'record-distributed' or 'none'"
         )
+    if isinstance(work, FlowerApp) and mode == RECORD_LOCAL and not table.has("noise_multiplier"):
+        raise table.bad(
+            "noise_multiplier",
+            "is missing: the app itself adds the noise, so the job must state what it declares",
+        )
 
 
 def _read_metrics_norm(table: Table, work: Work, metrics_length: int) -> float:

@@ -110,6 +110,7 @@ def test_a_flower_app_cannot_be_trusted_with_the_clip_of_a_record():
     why = refusal("[flower]\n", RECORD, STRATEGY)
     assert "mode = 'site' or 'none'" in why
     assert "[task]" in why
+    assert "the app itself adds the noise" in refusal("[flower]\n", LOCAL, STRATEGY)
     declared = LOCAL + "noise_multiplier = 1.1\n"
     assert isinstance(
         parse("[flower]\n", declared, "[local]\nsteps = 5\n", STRATEGY).work, FlowerApp
@@ -124,7 +125,7 @@ def test_trees_know_their_rounds_and_their_norm():
     assert job.strategy is None
     assert "must be absent" in refusal(TREES, COLUMNS, COUNTED + "clipping_norm = 1.0\n", rounds="")
     assert "must be absent" in refusal(TREES, COLUMNS, COUNTED, STRATEGY, rounds="")
-    assert "public bounds" in refusal(TREES, COUNTED, rounds="")
+    assert "[[columns]]" in refusal(TREES, COUNTED, rounds="")
     unbounded = COLUMNS.replace("low = 0.0\nhigh = 120.0\n", "")
     assert "'age'" in refusal(TREES, unbounded, COUNTED, rounds="")
 
