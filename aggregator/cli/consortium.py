@@ -7,11 +7,13 @@ happens in between.
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ from privacy.accounting.calibration import best_alpha
 from privacy.errors import UsageError
 from privacy.planning import CohortRules, derive_encoding, step_event
 from privacy.spec import VectorSpec
-from tidegate.job_terms import privacy_terms
+from tidegate.job_terms import privacy_terms, update_spec
 from tidegate.jobfile import JobFile, RecordPrivacy
 from tidegate.manifest import Manifest
 from tidegate.v1 import operator_pb2
@@ -101,7 +103,8 @@ class SitePlan:
         if not isinstance(job.privacy, RecordPrivacy):
             raise UsageError("this consortium runs record-distributed jobs")
         spec = VectorSpec.from_bytes(submission.vector_spec)
-        plan = derive_encoding(privacy_terms(job), spec, rules, bytes(32))
+        summed = update_spec(job, spec)
+        plan = derive_encoding(privacy_terms(job), summed, rules, bytes(32))
         whole_job = step_event(plan, rules, job.rounds)
         return cls(
             site_id=folder.name,
@@ -210,6 +213,37 @@ class Consortium:
                 raise UsageError(
                     f"{name} ended with exit status {process.returncode}: {self._tail(name)}"
                 )
+
+    @contextlib.contextmanager
+    def guarded(self, stop_waiting: Callable[[], object]) -> Iterator[None]:
+        """Watch the processes while the caller waits for something that only they can bring.
+
+        Args:
+            stop_waiting: Called from another thread, once, when a process has ended by itself.
+
+        Raises:
+            UsageError: One has; names it and its last words.
+        """
+        watched = select.poll()
+        ended, done = os.pipe()
+        handles = [os.pidfd_open(process.pid) for process in self.processes.values()]
+        for handle in (ended, *handles):
+            watched.register(handle, select.POLLIN)
+
+        def wait() -> None:
+            if all(handle != ended for handle, _ in watched.poll()):
+                stop_waiting()
+
+        watcher = threading.Thread(target=wait, name="watch the processes")
+        watcher.start()
+        try:
+            yield
+        finally:
+            os.close(done)  # wakes the watcher, if nothing else has
+            watcher.join()
+            for handle in (ended, *handles):
+                os.close(handle)
+            self.check_alive()
 
     def stop(self) -> None:
         """End every process: sites first, so that they take their leave; then the aggregator."""

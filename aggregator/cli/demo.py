@@ -150,8 +150,9 @@ def _train(consortium: Consortium, submission: Submission, console: Console) -> 
         job_id = api.SubmitJob(requests_of(submission)).job_id
         console.print(f"Job {job_id} submitted through the operator API.")
         request = operator_pb2.WatchJobRequest(job_id=job_id)
-        history = watch_live(api.WatchJob(request), console)
-    consortium.check_alive()
+        updates = api.WatchJob(request)
+        with consortium.guarded(updates.cancel):
+            history = watch_live(updates, console)
     if history[-1].state != "finished":
         raise PeerError(Reason.STOPPED, f"job {job_id} {history[-1].state}: {history[-1].detail}")
     return history
