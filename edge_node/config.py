@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_node.data.declared import read_declared
+from edge_node.data.declared import read_dataset_id, read_declared
 from edge_node.device import AUTO, KINDS, PRECISIONS
+from edge_node.flower_data import FlowerData, read_flower_data
 from privacy.errors import UsageError
 from tidegate.names import ADDRESS, DEVICE, NAME, NAME_RULE
 from tidegate.toml_table import Span, Table
@@ -39,6 +40,7 @@ _TABLES = {
         "parallel",
         "max_restarts",
         "leak_share",
+        "app_state_mib",
     ),
     "session": ("backoff_s", "backoff_max_s", "keepalive_s", "connect_timeout_s"),
     "log": ("level",),
@@ -63,6 +65,8 @@ class TrainerSettings:
         max_restarts: Failures in a row after which a job's app is not started again.
         leak_share: Share of memory_mib by which an app may grow over five rounds in a row before
             it is replaced.
+        app_state_mib: The most that a Flower app's ``Context.state`` may take for one job; twice
+            as much is kept on disk.
     """
 
     memory_mib: int = 4096
@@ -76,6 +80,7 @@ class TrainerSettings:
     parallel: str = "ddp"
     max_restarts: int = 5
     leak_share: float = 0.1
+    app_state_mib: int = 256
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,20 @@ class DatasetConfig:
     Attributes:
         name: What jobs call it.
         id: What the ledger charges; overlapping or derived data sets share one id (privacy.md).
-        plug: Its table as it stands, for `edge_node.data.loading`.
+        plug: Its table as it stands, for `edge_node.data.loading`; without a loader where only
+            Flower apps, which load their own data, may use it.
+        flower: What unchanged Flower apps are shown; None where they may not use it.
     """
 
     name: str
     id: str
     plug: dict[str, Any]
+    flower: FlowerData | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        """Return whether it has a loader."""
+        return "loader" in self.plug
 
 
 @dataclass(frozen=True)
@@ -185,7 +198,7 @@ def load_config(path: Path) -> SiteConfig:
         sites_address=_address(aggregator, "sites"),
         enrolment_address=_address(aggregator, "enrolment"),
         policy_file=path.parent / tables["policy"].text("file", _PATH, _PATH_RULE),
-        datasets=_datasets(top, path),
+        datasets=_datasets(top, path, folder),
         base_models=_base_models(top, path.parent),
         trainer=_trainer(tables["trainer"]),
         session=_session(tables["session"]),
@@ -201,17 +214,26 @@ def _address(table: Table, key: str) -> str | None:
     return table.text(key, ADDRESS, "host:port") if table.has(key) else None
 
 
-def _datasets(top: Table, path: Path) -> dict[str, DatasetConfig]:
+def _datasets(top: Table, path: Path, private: Path) -> dict[str, DatasetConfig]:
     """Read [datasets.NAME]; a plug's own keys are checked here, its data when it is opened."""
     names = top.fields.get("datasets", {})
     if not isinstance(names, dict):
         raise UsageError(f"{top.where} datasets must be tables: write [datasets.NAME]")
-    found = {}
-    for name, plug in names.items():
-        declared = read_declared(name, plug, path.parent, str(path))
-        whole = {**plug, "dataset_id": declared.dataset_id}
-        found[name] = DatasetConfig(name, declared.dataset_id, whole)
-    return found
+    return {name: _dataset(name, whole, path, private) for name, whole in names.items()}
+
+
+def _dataset(name: str, whole: Any, path: Path, private: Path) -> DatasetConfig:
+    plug, flower = whole, None
+    if isinstance(whole, dict) and "flower" in whole:
+        plug = {key: value for key, value in whole.items() if key != "flower"}
+        table = Table({name: whole}, f"{path}: [datasets]").table(name, tuple(whole))
+        table = table.table("flower", ("readable", "node_config"))
+        flower = read_flower_data(table, path.parent, private)
+    if flower is not None and "loader" not in plug:
+        dataset_id = read_dataset_id(name, plug, str(path), ("dataset_id",))
+    else:
+        dataset_id = read_declared(name, plug, path.parent, str(path)).dataset_id
+    return DatasetConfig(name, dataset_id, {**plug, "dataset_id": dataset_id}, flower)
 
 
 def _base_models(top: Table, folder: Path) -> dict[str, Path]:
@@ -246,6 +268,7 @@ def _trainer(table: Table) -> TrainerSettings:
         parallel=table.choice("parallel", ("ddp", "fsdp"), base.parallel),
         max_restarts=table.whole("max_restarts", Span(0, 1000), base.max_restarts),
         leak_share=table.number("leak_share", Span(0, 1, open_low=True), base.leak_share),
+        app_state_mib=table.whole("app_state_mib", Span(0, 1 << 14), base.app_state_mib),
     )
 
 

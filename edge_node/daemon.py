@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge_node import log
+from edge_node.app_states import AppStates
 from edge_node.bench import Bench
 from edge_node.budget import Ledgers
 from edge_node.bundles import BundleMaker, decode_bundle, unpack_secrets
@@ -48,6 +49,7 @@ from edge_node.link import Link
 from edge_node.offers import OfferDesk
 from edge_node.participant import Participant
 from edge_node.policy import Policy, manifest_warnings
+from edge_node.rounds.flower import FlowerSite
 from edge_node.session import Session
 from edge_node.steps import StepWriter
 from edge_node.store import Store
@@ -58,6 +60,7 @@ from edge_node.upload import update_from_bytes
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.commands import Step
 from privacy.secagg.messages import Roster
+from tidegate import keys
 from tidegate.convert import Limits
 from tidegate.manifest import Manifest, parse
 from tidegate.messages import BundleStock
@@ -89,7 +92,9 @@ class EdgeNode:
         self._store = store
         self._ledgers = Ledgers(store, config.site_id)
         self._bench = Bench()
-        self._desk = OfferDesk(config, policy, self._ledgers)
+        node_id = keys.node_id(credentials.signer.spki)
+        flower = FlowerSite(node_id, AppStates(config.folder / "app-states", store))
+        self._desk = OfferDesk(config, policy, self._ledgers, flower)
         self._steps = StepWriter(store, self._ledgers, self._bench)
         self._bundles = BundleMaker(store, credentials.signer)
         raw = store.pinned(_MANIFEST_PIN)

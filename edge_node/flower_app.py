@@ -23,6 +23,7 @@ from flwr.clientapp import ClientApp
 from edge_node.batch_port import BatchPort
 from edge_node.flower_calls import describe_reply, make_call
 from edge_node.flower_legacy import legacy_config, modern_reply
+from edge_node.flower_reply import DESCRIPTION_BYTES
 from edge_node.flower_state import state_from_bytes, state_to_bytes
 from edge_node.trainer_frames import Start
 from privacy.errors import UsageError
@@ -30,9 +31,6 @@ from privacy.spec import VectorSpec
 from tidegate import flower_config
 from tidegate.flower_bridge import RUN_ID, assume_task_identity, is_legacy_app
 from tidegate.flower_project import FILE, read_project
-
-DESCRIPTION_BYTES = 8 << 20
-"""The most bytes of a reply's description; 65 536 tensors with names of usual length fit."""
 
 
 class FlowerAppError(Exception):

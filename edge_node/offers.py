@@ -18,21 +18,23 @@ from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset
 from edge_node.data.check import check_schema, check_users, job_schema
+from edge_node.data.dataset import rowless
 from edge_node.data.fingerprints import remember
 from edge_node.data.loading import load_dataset
 from edge_node.log import info, warning
 from edge_node.policy import JobFacts, Policy, judge
 from edge_node.rounds.choice import make_round
-from edge_node.rounds.contract import JobAtSite, LocalRound
+from edge_node.rounds.contract import EvaluationTerms, JobAtSite, LocalRound
+from edge_node.rounds.flower import FlowerSite
 from edge_node.store_schema import StoredJob
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan
-from privacy.planning import CohortRules, check_encoding, step_event
+from privacy.planning import CohortRules, check_encoding, check_evaluation, step_event
 from privacy.spec import VectorSpec
 from tidegate import appbundle
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.job_terms import privacy_terms, update_spec
-from tidegate.jobfile import JobFile, NoPrivacy, Statistics
+from tidegate.jobfile import FlowerApp, JobFile, NoPrivacy, Statistics
 from tidegate.manifest import Manifest
 
 Fetch = Callable[[bytes, int], Awaitable[bytes]]
@@ -50,13 +52,17 @@ class _Reading:
     plan: EncodingPlan
     epsilon: float
     rules: CohortRules
+    evaluation: EncodingPlan | None
 
 
 class OfferDesk:
     """Where offers are judged and jobs made ready."""
 
-    def __init__(self, config: SiteConfig, policy: Policy, ledgers: Ledgers) -> None:
-        """Take the site's settings, its rules and its ledgers."""
+    def __init__(
+        self, config: SiteConfig, policy: Policy, ledgers: Ledgers, flower: FlowerSite
+    ) -> None:
+        """Take the site's settings, its rules and its ledgers, and what Flower apps are told."""
+        self._flower = flower
         self._config = config
         self._policy = policy
         self._ledgers = ledgers
@@ -80,7 +86,7 @@ class OfferDesk:
         """
         reading = _read(offer, manifest)
         self._judge(offer, reading, sandboxed=True)
-        dataset = await self._open_dataset(reading.job_file.dataset)
+        dataset = await self._open_dataset(reading.job_file)
         most = _most_records(reading)
         if most and len(dataset) > most:
             raise PeerError(Reason.POLICY, "the data set is larger than the job's max_records")
@@ -94,13 +100,22 @@ class OfferDesk:
         folder = await self._unpack(offer, reading.job_file, fetch)
         tier = charge_tier(reading.job_file, offer.app_sha256)
         job = JobAtSite(
-            offer.job_id, reading.job_file, reading.plan, reading.spec, event, tier, dataset
+            offer.job_id,
+            reading.job_file,
+            reading.plan,
+            reading.spec,
+            event,
+            tier,
+            dataset,
+            _evaluation_terms(reading),
         )
-        local = make_round(job, self._config, folder)
+        local = make_round(job, self._config, folder, self._flower)
         if not again:
             await self._start(local, offer, reading)
         timeout_s = max(_STEP_TIMEOUT_S, 2 * reading.job_file.round.deadline_s)
-        return AcceptedJob(offer.job_id, reading.plan, timeout_s), local
+        return AcceptedJob(
+            offer.job_id, reading.plan, timeout_s, evaluation=reading.evaluation
+        ), local
 
     async def _start(self, local: LocalRound, offer: StoredJob, reading: _Reading) -> None:
         try:
@@ -118,8 +133,9 @@ class OfferDesk:
         shutil.rmtree(self._config.apps, ignore_errors=True)
 
     def forget(self, job_id: str) -> None:
-        """Remove a job's unpacked app."""
+        """Remove a job's unpacked app, and what a Flower app remembers."""
         shutil.rmtree(self._config.apps / job_id, ignore_errors=True)
+        self._flower.states.forget(job_id)
 
     def _judge(self, offer: StoredJob, reading: _Reading, *, sandboxed: bool) -> None:
         job_file = reading.job_file
@@ -140,7 +156,10 @@ class OfferDesk:
             ),
         )
 
-    async def _open_dataset(self, name: str) -> Dataset:
+    async def _open_dataset(self, job_file: JobFile) -> Dataset:
+        name = job_file.dataset
+        if isinstance(job_file.work, FlowerApp):  # it loads its own data, where it is shown any
+            return rowless(name, self._config.datasets[name].id)
         async with self._opening:
             if name not in self._datasets:
                 try:
@@ -185,10 +204,26 @@ def _derive(offer: StoredJob, manifest: Manifest) -> _Reading:
     spec = VectorSpec.from_bytes(offer.vector_spec)
     rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
     plan = EncodingPlan.from_bytes(offer.encoding)
-    epsilon = check_encoding(plan, privacy_terms(job_file), update_spec(job_file, spec), rules)
-    if plan.length > manifest.limits.max_vector_length:
+    terms = privacy_terms(job_file)
+    epsilon = check_encoding(plan, terms, update_spec(job_file, spec), rules)
+    evaluation = None
+    if bool(offer.evaluation_encoding) != bool(terms.evaluation_length):
+        raise PeerError(
+            Reason.MALFORMED, "an offer has an evaluation encoding exactly where the job evaluates"
+        )
+    if offer.evaluation_encoding:
+        evaluation = EncodingPlan.from_bytes(offer.evaluation_encoding)
+        check_evaluation(evaluation, terms, rules, plan)
+    lengths = (each.length for each in (plan, evaluation) if each is not None)
+    if max(lengths) > manifest.limits.max_vector_length:
         raise PeerError(Reason.TOO_LARGE, "the vector is longer than the manifest allows")
-    return _Reading(job_file, spec, plan, epsilon, rules)
+    return _Reading(job_file, spec, plan, epsilon, rules, evaluation)
+
+
+def _evaluation_terms(reading: _Reading) -> EvaluationTerms | None:
+    if reading.evaluation is None:
+        return None
+    return EvaluationTerms(reading.evaluation, step_event(reading.evaluation, reading.rules))
 
 
 def _most_records(reading: _Reading) -> int:
@@ -214,6 +249,8 @@ def _load(config: SiteConfig, name: str) -> Dataset:
 
 def _check_dataset(dataset: Dataset, job_file: JobFile) -> None:
     """Hold the data set against the job's columns and privacy unit."""
+    if isinstance(job_file.work, FlowerApp):
+        return
     check_schema(dataset, job_schema(job_file, dataset))
     unit = job_file.privacy.unit
     if unit.kind == "user":

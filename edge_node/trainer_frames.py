@@ -23,6 +23,7 @@ MAX_FRAME_BYTES = 1 << 16
 MAX_DETAIL = 4000
 TASK = "task"
 FLOWER = "flower"
+CALL = "call"
 GRADIENTS = "gradients"
 STEPS = "steps"
 OPTIMISE = "optimise"

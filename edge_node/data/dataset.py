@@ -182,6 +182,11 @@ def _reach(facts: ColumnFacts) -> float:
     return max(abs(facts.low or 0.0), abs(facts.high or 0.0))
 
 
+def rowless(name: str, dataset_id: str) -> Dataset:
+    """Make a data set without rows: for apps that load their own, the ledger's name is enough."""
+    return Dataset(name, dataset_id, scalars(()), np.empty((0, 0), dtype=np.float32), {})
+
+
 def from_table(name: str, dataset_id: str, schema: Schema | Sequence[str], table: Table) -> Dataset:
     """Make a data set of a table that is in memory already.
 

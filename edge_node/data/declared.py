@@ -100,10 +100,9 @@ def read_declared(name: str, plug: object, folder: Path, file: str = "site.toml"
         UsageError: What is wrong, where, and the mend.
     """
     where = f"datasets.{name}"
-    if not _ID.fullmatch(name) or not isinstance(plug, dict):
-        raise UsageError(f"{file}: [{where}] must be a table [datasets.NAME], NAME {_ID_RULE}")
-    anything = Table({where: plug}, f"{file}:").table(where, tuple(plug))
-    dataset_id = anything.text("dataset_id", _ID, _ID_RULE, name)
+    dataset_id = read_dataset_id(name, plug, file)
+    fields: dict[str, Any] = plug if isinstance(plug, dict) else {}
+    anything = Table({where: fields}, f"{file}:").table(where, tuple(fields))
     rule = f"one of {', '.join(_OWN)}, or 'module:function'"
     loader = anything.text("loader", re.compile("|".join([*_OWN, _FUNCTION.pattern])), rule)
     own = _OWN.get(loader, _OWN_OF_FUNCTION)
@@ -121,6 +120,27 @@ def read_declared(name: str, plug: object, folder: Path, file: str = "site.toml"
     )
     _check(declared)
     return declared
+
+
+def read_dataset_id(
+    name: str, plug: object, file: str = "site.toml", keys: tuple[str, ...] | None = None
+) -> str:
+    """Read the ledger's name of a data set; NAME itself where the table gives none.
+
+    Args:
+        name: NAME.
+        plug: The table's keys and values.
+        file: What to call site.toml in messages.
+        keys: The only keys that the table may have; None for any.
+
+    Raises:
+        UsageError: It is no such table, or has other keys.
+    """
+    where = f"datasets.{name}"
+    if not _ID.fullmatch(name) or not isinstance(plug, dict):
+        raise UsageError(f"{file}: [{where}] must be a table [datasets.NAME], NAME {_ID_RULE}")
+    table = Table({where: plug}, f"{file}:").table(where, tuple(plug) if keys is None else keys)
+    return table.text("dataset_id", _ID, _ID_RULE, name)
 
 
 def _names(table: Table, key: str) -> tuple[str, ...]:

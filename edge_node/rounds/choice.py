@@ -5,19 +5,23 @@ from pathlib import Path
 from edge_node.config import SiteConfig
 from edge_node.rounds.cell_counts import CellCounts
 from edge_node.rounds.contract import JobAtSite, LocalRound
+from edge_node.rounds.flower import FlowerSite, make_flower_round
 from edge_node.rounds.task_rounds import make_task_round
 from edge_node.rounds.tree_histograms import TreeHistograms
 from privacy.errors import PeerError, Reason
-from tidegate.jobfile import Statistics, Task, Trees
+from tidegate.jobfile import FlowerApp, Statistics, Task, Trees
 
 
-def make_round(job: JobAtSite, config: SiteConfig, app_folder: Path) -> LocalRound:
+def make_round(
+    job: JobAtSite, config: SiteConfig, app_folder: Path, flower: FlowerSite
+) -> LocalRound:
     """Make the work place of an accepted job.
 
     Args:
         job: As this site agreed to it.
         config: The site's settings.
         app_folder: The unpacked app.
+        flower: What unchanged Flower apps are told of the site.
 
     Raises:
         PeerError: POLICY: this version cannot do such work in this mode.
@@ -29,5 +33,7 @@ def make_round(job: JobAtSite, config: SiteConfig, app_folder: Path) -> LocalRou
         return CellCounts(job)
     if isinstance(work, Trees):
         return TreeHistograms(job, work)
+    if isinstance(work, FlowerApp):
+        return make_flower_round(job, work, config, app_folder, flower)
     kind = type(work).__name__
     raise PeerError(Reason.POLICY, f"this site cannot run {kind} in mode {job.plan.mode} yet")
