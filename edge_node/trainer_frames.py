@@ -27,6 +27,7 @@ CALL = "call"
 GRADIENTS = "gradients"
 STEPS = "steps"
 OPTIMISE = "optimise"
+METRICS = "metrics"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Start:
         model_length: D.
         metrics_length: M.
         physical_batch: P.
-        serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS`` or ``OPTIMISE``.
+        serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS``, ``OPTIMISE`` or ``METRICS``.
         own_optimiser: Whether local steps use the task's ``optimizer``.
         seed: Seeds torch before ``model()``.
         threads: Threads torch computes with.

@@ -19,6 +19,7 @@ from edge_node.gradient_engines import load_libraries
 from edge_node.local_steps import LocalSteps, OptimiserSteps
 from edge_node.ranks import Rank
 from edge_node.record_gradients import RecordGradients
+from edge_node.record_metrics import RecordMetrics, build_metrics_app
 from edge_node.shared_memory import SharedLayout
 from edge_node.task import Task, TaskError, load_task, spec_of
 from edge_node.task_app import (
@@ -30,6 +31,7 @@ from edge_node.task_app import (
 from edge_node.trainer_frames import (
     FLOWER,
     GRADIENTS,
+    METRICS,
     STEPS,
     Start,
     failure_frame,
@@ -116,6 +118,8 @@ def _load(
     task.model.to(device)
     if start.serves == STEPS:
         return build_steps_app(port, _make_steps(start, task, spec, rank))
+    if start.serves == METRICS:
+        return build_metrics_app(port, RecordMetrics(task, spec, start.schema, start.metrics_length))
     if start.serves != GRADIENTS:
         return build_optimiser_app(port, OptimiserSteps(task, spec))
     engine = RecordGradients(task, spec, start.schema, start.metrics_length)

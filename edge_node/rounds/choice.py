@@ -5,11 +5,13 @@ from pathlib import Path
 from edge_node.config import SiteConfig
 from edge_node.rounds.cell_counts import CellCounts
 from edge_node.rounds.contract import JobAtSite, LocalRound
+from edge_node.rounds.evaluation import EvaluationSums
 from edge_node.rounds.flower import FlowerSite, make_flower_round
-from edge_node.rounds.task_rounds import make_task_round
+from edge_node.rounds.task_rounds import make_task_round, task_trainer
 from edge_node.rounds.tree_histograms import TreeHistograms
+from edge_node.trainer_frames import METRICS
 from privacy.errors import PeerError, Reason
-from tidegate.jobfile import FlowerApp, Statistics, Task, Trees
+from tidegate.jobfile import Evaluation, FlowerApp, Statistics, Task, Trees
 
 
 def make_round(
@@ -35,5 +37,8 @@ def make_round(
         return TreeHistograms(job, work)
     if isinstance(work, FlowerApp):
         return make_flower_round(job, work, config, app_folder, flower)
+    if isinstance(work, Evaluation):
+        trainer = task_trainer(job, work.task, config, app_folder, METRICS)
+        return EvaluationSums(job, trainer, work.task.physical_batch)
     kind = type(work).__name__
     raise PeerError(Reason.POLICY, f"this site cannot run {kind} in mode {job.plan.mode} yet")

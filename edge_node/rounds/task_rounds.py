@@ -52,7 +52,7 @@ def task_trainer(
         task: What it runs.
         config: The site's settings.
         app_folder: The unpacked app.
-        serves: ``GRADIENTS``, ``STEPS`` or ``OPTIMISE``.
+        serves: ``GRADIENTS``, ``STEPS``, ``OPTIMISE`` or ``METRICS``.
 
     Raises:
         PeerError: POLICY: the site lacks a base model of the job.
@@ -66,7 +66,7 @@ def task_trainer(
             task_file=task.file,
             schema=Schema(()) if rowless else job.schema,
             spec=job.spec,
-            metrics_length=0 if rowless else job.plan.metrics_length,
+            metrics_length=0 if rowless else job.job_file.metrics_length,
             physical_batch=1 if rowless else batch,
             serves=serves,
             own_optimiser=rules is not None and rules.learning_rate is None,
