@@ -12,13 +12,16 @@ from aggregator.config import Limits
 from aggregator.jobs import Job
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan
-from privacy.planning import CohortRules, check_encoding, derive_encoding
+from privacy.planning import CohortRules, check_encoding, derive_encoding, evaluation_encoding
 from privacy.ring import packed_length
 from privacy.secagg.encoding import hash_of
 from privacy.spec import VectorSpec
 from tidegate import appbundle
+from tidegate.convert.bounds import MAX_ROUND
+from tidegate.flower_project import FILE as PROJECT_FILE
+from tidegate.flower_project import read_project
 from tidegate.job_terms import privacy_terms, update_spec
-from tidegate.jobfile import JobFile
+from tidegate.jobfile import SERVER_APP, FlowerApp, JobFile
 from tidegate.manifest import Manifest
 from tidegate.requests import SubmitHeader
 
@@ -47,11 +50,7 @@ def admit(
     """
     file = JobFile.parse_received(header.job_toml)
     spec = VectorSpec.from_bytes(header.vector_spec)
-    task = file.task
-    if task is not None and task.file not in appbundle.read(app):
-        raise PeerError(Reason.MALFORMED, f"the app holds no {task.file} ([task] file)")
-    if not file.runs_app and app != appbundle.EMPTY:
-        raise PeerError(Reason.MALFORMED, "such a job runs no app, so it must come without one")
+    _check_app(file, app, spec, limits)
     if len(model) != _FLOAT32_BYTES * spec.length:
         raise PeerError(
             Reason.WRONG_SHAPE,
@@ -66,6 +65,10 @@ def admit(
         plan = derive_encoding(terms, summed, rules, hash_of("job-map", job_id))
         # Every site would refuse it for this: the operator hears so at once.
         check_encoding(plan, terms, summed, rules)
+        evaluation = b""
+        if file.evaluation_metrics.length:
+            seed = hash_of("evaluation-map", job_id)
+            evaluation = evaluation_encoding(terms, rules, plan, seed).to_bytes()
     except ArithmeticError as error:  # numbers may each be in range and their product not
         raise PeerError(Reason.MALFORMED, "the job's numbers are out of all proportion") from error
     _check_sizes(plan, manifest, limits)
@@ -74,10 +77,41 @@ def admit(
         job_toml=header.job_toml,
         vector_spec=header.vector_spec,
         encoding=plan.to_bytes(),
+        evaluation_encoding=evaluation,
         app=app,
         submitted_at_s=now_s,
     )
     return job, first_version(job_id, model)
+
+
+def _check_app(file: JobFile, app: bytes, spec: VectorSpec, limits: Limits) -> None:
+    """Refuse a bundle that does not hold what the job file runs."""
+    task, work = file.task, file.work
+    if task is not None and task.file not in appbundle.read(app):
+        raise PeerError(Reason.MALFORMED, f"the app holds no {task.file} ([task] file)")
+    if not file.runs_app and app != appbundle.EMPTY:
+        raise PeerError(Reason.MALFORMED, "such a job runs no app, so it must come without one")
+    if not isinstance(work, FlowerApp):
+        return
+    project = read_project(appbundle.read(app).get(PROJECT_FILE, b""))
+    project.run_config(work.run_config)
+    if work.evaluate_every and file.rounds + file.rounds // work.evaluate_every > MAX_ROUND:
+        raise UsageError(f"trainings and evaluations are more than {MAX_ROUND} together")
+    if work.driver != SERVER_APP:
+        return
+    if not project.server_app:
+        raise UsageError(
+            f"{PROJECT_FILE}: [tool.flwr.app.components] serverapp is missing, and the job is to be"
+            " driven by it; name it, or state driver = 'strategy' and a [strategy] in job.toml"
+        )
+    kept = file.rounds * _FLOAT32_BYTES * spec.length
+    if kept > limits.max_replay_bytes:
+        raise UsageError(
+            f"the replies to {file.rounds} calls of the ServerApp take {kept} bytes while the job"
+            " runs, so that it can be re-run after a crash; aggregator.toml allows [limits]"
+            f" max_replay_bytes = {limits.max_replay_bytes}: raise that, lower [job] rounds, or"
+            " let a [strategy] drive the job, which keeps the newest state only"
+        )
 
 
 def _check_cohort(file: JobFile, manifest: Manifest) -> None:

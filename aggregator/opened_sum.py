@@ -15,7 +15,7 @@ from aggregator.secure_rounds import SecureMean
 from aggregator.unmask import unmask
 from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
-from privacy.metrics import MetricAverager, MetricLayout, summarise
+from privacy.metrics import MetricAverager, summarise
 from privacy.planning import encoding_for_version
 from tidegate.jobfile import Evaluation, FlowerApp, JobFile, RecordPrivacy, Statistics, Trees
 
@@ -58,26 +58,22 @@ def open_sum(
     divisor = _divisor(file, opened.updates)
     decoded = decode_sum(encoding_for_version(plan, version), opened.values_d, divisor)
     noise_std = math.sqrt(opened.updates * plan.noise_variance) / (plan.scale * divisor)
-    evaluates = plan is not job.plan
-    layout = file.evaluation_metrics if evaluates else file.metrics
-    if not plan.metrics_length and not evaluates:
+    if plan is not job.plan:  # an evaluation's metrics are the vector
+        layout = file.evaluation_metrics
+        sums_M = decoded.gradient_D * (divisor / layout.coordinate_scale(plan.clip_gradient))
+        return OpenedSum(SecureMean(np.zeros(0), summarise(layout, sums_M, divisor), noise_std), ())
+    if not plan.metrics_length:
         return OpenedSum(SecureMean(decoded.gradient_D, {}, noise_std), ())
-    sums_M = decoded.metric_sums_M
-    values_U = decoded.gradient_D
-    if evaluates:  # the metrics may be the vector themselves
-        sums_M = sums_M if plan.metrics_length else decoded.gradient_D * divisor
-        values_U = np.zeros(0)
-    counts_M: NDArray[np.float64] = sums_M / _metric_scale(file, layout)
+    layout = file.metrics
+    counts_M: NDArray[np.float64] = decoded.metric_sums_M / layout.coordinate_scale(
+        file.privacy.metrics_norm
+    )
     if isinstance(file.work, FlowerApp):
         metrics = summarise(layout, counts_M, divisor)
-        return OpenedSum(SecureMean(values_U, metrics, noise_std), ())
+        return OpenedSum(SecureMean(decoded.gradient_D, metrics, noise_std), ())
     averager.add(counts_M)
-    mean = SecureMean(values_U, averager.values(divisor), noise_std)
+    mean = SecureMean(decoded.gradient_D, averager.values(divisor), noise_std)
     return OpenedSum(mean, tuple(counts_M.tolist()))
-
-
-def _metric_scale(job: JobFile, layout: MetricLayout) -> float:
-    return layout.coordinate_scale(job.privacy.metrics_norm)
 
 
 def _divisor(job: JobFile, updates: int) -> float:

@@ -5,9 +5,9 @@ download: a new one where it differs from the newest. Each ``send_and_receive`` 
 After a crash main is re-run from its start: its first calls are answered from the store, and what
 it sends is compared with what it sent then, so that the job goes on exactly or not at all.
 
-The job's model is the newest of what main sent, what it heard as the mean of a training, and what a
-Flower strategy's ``start`` ended with. ``[job] rounds`` is the most trainings, and the most
-evaluations, that main may ask for.
+The model of the job is the newest of what main sent, what it heard as the mean of a training, and
+what a strategy's ``start`` ended with. ``[job] rounds`` is the most calls, trainings and evaluations
+together, that main may make: each was counted when epsilon was.
 
 Shapes: D = coordinates of the model vector.
 """
@@ -56,8 +56,6 @@ class ServerAppDriver:
         self._child = child
         self._time_limit_s = time_limit_s
         self._asked = 0
-        self._trainings = 0
-        self._evaluations = 0
         self._node_ids: tuple[int, ...] = ()
         self._latest_D: Vector | None = None
 
@@ -109,7 +107,7 @@ class ServerAppDriver:
     def _exchange(self, asked: ExchangeFrame) -> None:
         number, sent_D = self._asked + 1, self._sent()
         instruction = self._instruction(asked)
-        self._count(instruction)
+        self._check_count(number)
         request = request_digest(instruction, sent_D)
         stored = self._calls.load(self._runner.job_id, number)
         if stored is None and number <= self._runner.exchange:
@@ -137,17 +135,15 @@ class ServerAppDriver:
         flower_config.decode(config)
         return Instruction(asked.purpose, config)
 
-    def _count(self, instruction: Instruction) -> None:
-        self._trainings += not instruction.evaluates
-        self._evaluations += instruction.evaluates
+    def _check_count(self, number: int) -> None:
         most = self._runner.job.file.rounds
-        if max(self._trainings, self._evaluations) > most:
+        if number > most:
             if self._latest_D is not None:
                 self._runner.publish(self._latest_D)
             raise UsageError(
-                f"the ServerApp asks for more than [job] rounds = {most} calls of"
-                f" {instruction.purpose!r}: the job ends with the model that it has; state more"
-                " rounds, or have main ask for fewer"
+                f"the ServerApp asks for more than [job] rounds = {most} trainings and evaluations"
+                " together: the job ends with the model that it has; state more rounds, or have"
+                " main ask for fewer"
             )
 
     def _carry_out(

@@ -138,8 +138,8 @@ class LiveAggregator:
         await self.stop()
         await self.start()
 
-    async def add_site(self, site_id, delta_of=None):
-        site = WireSite(site_id, delta_of)
+    async def add_site(self, site_id, delta_of=None, site=None):
+        site = site or WireSite(site_id, delta_of)
         token = await self.api.CreateToken(pb.CreateTokenRequest(site_id=site_id, valid_s=60))
         await site.enrol(token.secret, token.enrolment_address, token.ca_pem)
         self.sites.append(site)
@@ -165,9 +165,9 @@ class LiveAggregator:
         await self.api.PutManifest(pb.PutManifestRequest(manifest=raw, signature=signature))
         return sealed
 
-    async def submit(self, toml=None, spec=SPEC, model_D=None, **changes):
+    async def submit(self, toml=None, spec=SPEC, model_D=None, app=None, **changes):
         model_D = np.zeros(spec.length, np.float32) if model_D is None else model_D
-        model, app = model_D.astype("<f4").tobytes(), app_bundle()
+        model, app = model_D.astype("<f4").tobytes(), app or app_bundle()
         header = {
             "job_toml": toml or job_toml(),
             "vector_spec": spec.to_bytes(),
@@ -210,13 +210,15 @@ def app_bundle():
 
 
 @asynccontextmanager
-async def federation(folder, count=5, delta_of=None, **changes):
+async def federation(folder, count=5, delta_of=None, make_site=None, **changes):
     """Give an aggregator with connected sites and a sealed manifest."""
     live = LiveAggregator(folder, **changes)
     await live.start()
     try:
         for index in range(count):
-            await live.add_site(f"bank-{index + 1}", delta_of and delta_of(index))
+            name = f"bank-{index + 1}"
+            site = make_site and make_site(index, name)
+            await live.add_site(name, delta_of and delta_of(index), site)
         await live.seal()
         for site in live.sites:
             live.connect(site)

@@ -184,19 +184,21 @@ class WireSite:
             await self.send(m.NotReady(request.job_id, request.round, *gone, 0.0))
             return
         assert hashlib.sha256(data).digest() == request.model_sha256
+        self.plan, self.update = self.make_update(request, data)
+        self.request = request
+        await self.send(
+            m.Ready(request.job_id, request.round, request.version, 0.5, 0.01, 0.02, 0.03)
+        )
+
+    def make_update(self, request, data):
         plan = encoding_for_version(self.jobs[request.job_id], request.version)
         length = plan.gradient_length
         values_D = self.delta_of(request.version, length).astype(np.float32)
         if plan.mode is Mode.NONE:
             metrics_M = np.zeros(plan.metrics_length, np.float32) if plan.metrics_length else None
-            self.update = encode_delta(plan, Delta(values_D, plan.spec_digest), metrics_M)
-        else:
-            metrics_NM = np.zeros((1, plan.metrics_length), np.float32)
-            self.update = encode_records(plan, values_D[None], metrics_NM, os.urandom(32))
-        self.plan, self.request = plan, request
-        await self.send(
-            m.Ready(request.job_id, request.round, request.version, 0.5, 0.01, 0.02, 0.03)
-        )
+            return plan, encode_delta(plan, Delta(values_D, plan.spec_digest), metrics_M)
+        metrics_NM = np.zeros((1, plan.metrics_length), np.float32)
+        return plan, encode_records(plan, values_D[None], metrics_NM, os.urandom(32))
 
     async def join(self, roster):
         own = next(b for b in roster.bundles if b.bundle.site == self.me)
