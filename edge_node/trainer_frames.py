@@ -42,7 +42,8 @@ class Start:
         model_length: D.
         metrics_length: M.
         physical_batch: P.
-        serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS``, ``OPTIMISE`` or ``METRICS``.
+        serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS``, ``OPTIMISE`` or
+            ``METRICS``.
         own_optimiser: Whether local steps use the task's ``optimizer``.
         seed: Seeds torch before ``model()``.
         threads: Threads torch computes with.

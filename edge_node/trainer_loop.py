@@ -119,7 +119,8 @@ def _load(
     if start.serves == STEPS:
         return build_steps_app(port, _make_steps(start, task, spec, rank))
     if start.serves == METRICS:
-        return build_metrics_app(port, RecordMetrics(task, spec, start.schema, start.metrics_length))
+        metrics = RecordMetrics(task, spec, start.schema, start.metrics_length)
+        return build_metrics_app(port, metrics)
     if start.serves != GRADIENTS:
         return build_optimiser_app(port, OptimiserSteps(task, spec))
     engine = RecordGradients(task, spec, start.schema, start.metrics_length)
