@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from aggregator.cli import demo, jobs, models, setup, sites, statistics
+from aggregator.cli import demo, evaluation, jobs, models, setup, sites, statistics
 from aggregator.cli.output import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_USAGE, Session
 from privacy.errors import PeerError, UsageError
 
@@ -26,6 +26,7 @@ app.add_typer(statistics.app, name="stats")
 app.command()(setup.init)
 app.command()(setup.up)
 app.command()(demo.demo)
+jobs.app.command()(evaluation.evaluate)
 
 
 @app.callback()

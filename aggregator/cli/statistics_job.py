@@ -3,21 +3,23 @@
 No code of an app runs for such a job, so none travels with it, and its first model is empty sums.
 """
 
-import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from aggregator.cli.submission import Submission
+from aggregator.cli.toml_text import toml_text
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import appbundle
 from tidegate.job_terms import statistics_layout
 from tidegate.jobfile import MAX_BYTES, NONE, JobFile
-from tidegate.schema import Schema, read_schema
+from tidegate.schema import Column, Schema, read_schema
 from tidegate.statistics_layout import StatisticsLayout
 from tidegate.statistics_summary import Summary, summarise
 from tidegate.toml_table import Table
@@ -116,42 +118,38 @@ def scaling_toml(summary: Summary, heading: str) -> str:
         summary: What a job published.
         heading: One line that says where the numbers are from.
     """
-    lines = [f"# {heading}"]
-    for column in summary.columns:
-        if column.mean is None or column.std is None or not np.isfinite(column.mean.value):
-            continue
-        lines += [
-            "",
-            f"[columns.{json.dumps(column.name)}]",
-            f"low = {column.low!r}",
-            f"high = {column.high!r}",
-            f"mean = {column.mean.value!r}",
-            f"std = {column.std.value!r}",
-        ]
-    return "\n".join(lines) + "\n"
+    columns = {
+        column.name: {
+            "low": column.low,
+            "high": column.high,
+            "mean": column.mean.value,
+            "std": column.std.value,
+        }
+        for column in summary.columns
+        if column.mean is not None and column.std is not None and math.isfinite(column.mean.value)
+    }
+    return f"# {heading}\n{toml_text({'columns': columns})}"
 
 
 def _job_text(request: StatisticsRequest) -> str:
-    privacy = [f"mode = {json.dumps(request.mode)}", f"max_records = {request.max_records}"]
+    privacy: dict[str, Any] = {"mode": request.mode, "max_records": request.max_records}
     if request.mode != NONE:
-        privacy += [f"epsilon = {request.epsilon!r}", f"delta_dp = {request.delta_dp!r}"]
-    lines = [
-        "[job]",
-        f"name = {json.dumps(f'{request.dataset} statistics'[:64])}",
-        f"dataset = {json.dumps(request.dataset)}",
-        "[statistics]",
-        f"bins = {request.bins}",
-        "[privacy]",
-        *privacy,
-        "[round]",
-        f"target_sites = {request.target_sites}",
-    ]
-    for column in request.schema.columns:
-        lines += ["[[columns]]", f"name = {json.dumps(column.name)}", f'dtype = "{column.dtype}"']
-        if column.shape:
-            lines.append(f"shape = {list(column.shape)}")
-        if column.levels is not None:
-            lines.append(f"levels = {column.levels}")
-        elif column.is_bounded:
-            lines += [f"low = {column.low!r}", f"high = {column.high!r}"]
-    return "\n".join(lines) + "\n"
+        privacy |= {"epsilon": request.epsilon, "delta_dp": request.delta_dp}
+    return toml_text(
+        {
+            "job": {"name": f"{request.dataset} statistics"[:64], "dataset": request.dataset},
+            "statistics": {"bins": request.bins},
+            "privacy": privacy,
+            "round": {"target_sites": request.target_sites},
+            "columns": [_column_table(column) for column in request.schema.columns],
+        }
+    )
+
+
+def _column_table(column: Column) -> dict[str, Any]:
+    table: dict[str, Any] = {"name": column.name, "dtype": column.dtype}
+    if column.shape:
+        table["shape"] = list(column.shape)
+    if column.levels is not None:
+        return table | {"levels": column.levels}
+    return table | {"low": column.low, "high": column.high} if column.is_bounded else table
