@@ -10,7 +10,8 @@ Shapes: D = coordinates, B = records of a batch.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,10 @@ class GradientEngine(Protocol):
 
     def __call__(self, batch: Batch, count: int) -> list[Tensor]:
         """Give each record's gradient, one tensor (B, size) a parameter, in the spec's order."""
+        ...
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Let the model be used in the ordinary way for a while."""
         ...
 
 
@@ -60,8 +65,8 @@ def choose_engine(task: Task, flat: FlatModel, batch: Batch, count: int) -> Grad
     try:
         mapped(batch, count)
     except _UNMAPPABLE as error:
-        reason = str(error).partition("\n")[0][:300]
-        if "randomness" in reason:
+        reason = _in_plain_words(error)
+        if "randomness" in str(error):
             raise TaskError(
                 "the loss draws random numbers, and per-record gradients allow none: does the"
                 " model use dropout? Set it to 0, or call eval() on those modules in model()"
@@ -91,6 +96,10 @@ class MappedGradients:
         """Give each record's gradient, one tensor (B, size) a parameter."""
         gradients = self._map(self._parameters, batch)
         return [part.reshape(count, -1) for part in gradients.values()]
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Let the model be used in the ordinary way, as it always can here."""
+        return nullcontext()
 
     def _record_loss(self, parameters: dict[str, Tensor], record: Batch) -> Tensor:
         one = {name: values.unsqueeze(0) for name, values in record.items()}
@@ -152,6 +161,17 @@ class HookedGradients:
         self._clear()
         return parts
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the model be used in the ordinary way: the hooks do nothing."""
+        self._hooks.disable_hooks()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            self._hooks.enable_hooks()
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         self._clear()
@@ -168,8 +188,9 @@ class HookedGradients:
             return torch.zeros((count, parameter.numel()), device=parameter.device)
         if sample is None:
             raise TaskError(
-                f"parameter {name!r} is used outside its module's forward(), where Opacus cannot"
-                " see it: call the module instead of reading its parameter"
+                f"parameter {name!r} is used where Opacus cannot see it, outside its module's"
+                " forward() or under gradient checkpointing: call the module instead of reading its"
+                " parameter, and turn checkpointing off"
             )
         if not isinstance(sample, Tensor):
             raise TaskError(
@@ -198,10 +219,20 @@ class _OfModel(nn.Module):
         return self._function(self.model, batch)
 
 
+def _in_plain_words(error: Exception) -> str:
+    """Shorten what torch says when it cannot map over a function."""
+    first = str(error).partition("\n")[0]
+    if ".item()" in first or "data-dependent" in first:
+        return "the task looks at values: .item(), float(), bool() or `if` of a tensor"
+    if "saved tensor hooks" in first:
+        return "the model uses gradient checkpointing"
+    return first[:200]
+
+
 def _hooked(
     task: Task, flat: FlatModel, batch: Batch, count: int, unmappable: str
 ) -> HookedGradients:
-    why = f"per-record gradients of this task cannot be taken. torch.func: {unmappable}. Opacus: "
+    why = f"per-record gradients of this task cannot be taken. torch.func: {unmappable}; Opacus: "
     try:
         hooked = HookedGradients(task, flat)
     except TaskError as error:

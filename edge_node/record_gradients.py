@@ -15,7 +15,7 @@ from edge_node.batches import draw_rows
 from edge_node.flat_model import FlatModel
 from edge_node.gradient_engines import choose_engine
 from edge_node.module_rules import BufferWatch, check_record_modules
-from edge_node.task import Task, TaskError
+from edge_node.task import Batch, Task, TaskError
 from privacy.spec import VectorSpec
 from tidegate.schema import Schema
 
@@ -88,6 +88,22 @@ class RecordGradients:
         if self._metrics_length:
             metrics_PM.copy_(self._task.metric_rows(batch, count, self._metrics_length))
 
+    def check(self, first: Outputs, second: Outputs) -> None:
+        """Hold the task to all that per-record privacy asks of it, before any record is touched.
+
+        Args:
+            first: Room for a physical batch's results, shapes (P, D) and (P, M).
+            second: The same again.
+
+        Raises:
+            TaskError: A record's result is not its own, or a buffer of the model changes.
+            Exception: Whatever the app raises on rows between the declared bounds.
+        """
+        watch = BufferWatch(self._task.model)
+        self.check_loop()
+        self.check_independence(first, second)
+        watch.check()
+
     def check_loop(self) -> None:
         """Compare some records' gradients with those of single records by plain autograd.
 
@@ -99,23 +115,10 @@ class RecordGradients:
         self._randomise(source)
         rows_BW = draw_rows(self._schema, _LOOP_RECORDS, source).to(self._flat.device)
         batch = self._task.batch(rows_BW, self._schema)
-        watch = BufferWatch(self._task.model)
         together_BD = torch.cat(self._engine(batch, _LOOP_RECORDS), dim=1)
         for number, row_W in enumerate(rows_BW):
             one = self._task.batch(row_W.unsqueeze(0), self._schema)
-            alone_D = torch.cat(
-                [
-                    part.reshape(-1)
-                    for part in torch.autograd.grad(
-                        self._task.losses(one, 1).sum(),
-                        self._flat.parameters,
-                        allow_unused=True,
-                        materialize_grads=True,
-                    )
-                ]
-            )
-            self._compare_with_loop(together_BD[number], alone_D)
-        watch.check()
+            self._compare_with_loop(together_BD[number], self._alone(one))
 
     def check_independence(self, first: Outputs, second: Outputs) -> None:
         """Compare bits of gradients and metrics over several arrangements of made-up rows.
@@ -150,9 +153,20 @@ class RecordGradients:
         length = len(self._flat.vector_D)
         self._flat.set(torch.randn(length, generator=source) / length**0.25)
 
-    def _made_up(self, count: int, seed: int) -> dict[str, Tensor]:
+    def _made_up(self, count: int, seed: int) -> Batch:
         rows_BW = draw_rows(self._schema, count, torch.Generator().manual_seed(seed))
         return self._task.batch(rows_BW.to(self._flat.device), self._schema)
+
+    def _alone(self, one: Batch) -> Tensor:
+        """Take the gradient of a single record by plain autograd, shape (D,)."""
+        with self._engine.aside():
+            parts = torch.autograd.grad(
+                self._task.losses(one, 1).sum(),
+                self._flat.parameters,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        return torch.cat([part.reshape(-1) for part in parts])
 
     def _compare_with_loop(self, together_D: Tensor, alone_D: Tensor) -> None:
         sizes = [parameter.numel() for parameter in self._flat.parameters]

@@ -9,7 +9,8 @@ from rich.text import Text
 from aggregator.cli.connection import operator_api
 from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, moment, table_of
 from aggregator.cli.progress import job_table, mode_text, watch_live
-from aggregator.cli.submission import prepare, requests_of
+from aggregator.cli.submission import Submission, prepare, requests_of
+from privacy.errors import UsageError
 from tidegate.convert import job_status_from_wire
 from tidegate.jobfile import NONE
 from tidegate.v1 import operator_pb2
@@ -17,18 +18,23 @@ from tidegate.v1 import operator_pb2
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and stop jobs.")
 
 JobId = Annotated[str, typer.Argument(help="The job's id, as `job submit` printed it.")]
+BaseModels = Annotated[
+    list[str] | None,
+    typer.Option("--base-model", help="NAME=PATH: the folder of a base model that job.toml names."),
+]
 
 
 @app.command()
 def submit(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="App folder with job.toml and the task.")],
+    base_model: BaseModels = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
 ) -> None:
     """Submit a job: the sites judge it by their policies, then it trains."""
     session: Session = context.obj
     operator = session.folder()
-    submission = prepare(folder)
+    submission = prepare(folder, base_models=_folders(base_model))
     with operator_api(operator) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
     session.show(
@@ -36,10 +42,12 @@ def submit(
             "job_id": job_id,
             "app_sha256": submission.app_sha256.hex(),
             "parameters": submission.parameters,
+            "rehearsal": dict(submission.rehearsal),
         },
         f"job {job_id} submitted: {submission.parameters} parameters,"
         f" app sha256:{submission.app_sha256.hex()}",
     )
+    _show_rehearsal(session, submission)
     if submission.job.privacy.mode == NONE and not session.as_json:
         session.console.print(Text("NO DIFFERENTIAL PRIVACY: mode none", style="bold red"))
     if watch:
@@ -50,15 +58,21 @@ def submit(
 def check(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="App folder with job.toml and the task.")],
+    base_model: BaseModels = None,
 ) -> None:
     """Check an app folder without submitting it; prints the digest that sites' policies list."""
     session: Session = context.obj
-    submission = prepare(folder)
+    submission = prepare(folder, base_models=_folders(base_model))
     digest = submission.app_sha256.hex()
     session.show(
-        {"app_sha256": digest, "parameters": submission.parameters},
+        {
+            "app_sha256": digest,
+            "parameters": submission.parameters,
+            "rehearsal": dict(submission.rehearsal),
+        },
         f"{folder} is fit to submit: {submission.parameters} parameters, app sha256:{digest}",
     )
+    _show_rehearsal(session, submission)
 
 
 @app.command("list")
@@ -94,7 +108,7 @@ def show(context: typer.Context, job_id: JobId) -> None:
     session.show(as_dict(job), job_table(job))
     if not session.as_json:
         for line in job.log:
-            session.console.print(f"  {line}", markup=False, highlight=False)
+            session.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -131,6 +145,34 @@ def report(
         facts = fetch_facts(api, job_id)
     write(out, facts)
     session.show({"job_id": job_id, "file": str(out)}, f"{out}: open it in a browser")
+
+
+def _folders(base_models: list[str] | None) -> dict[str, Path]:
+    """Read NAME=PATH options."""
+    folders = {}
+    for text in base_models or []:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise UsageError(f"--base-model {text}: write NAME=PATH")
+        folders[name] = Path(path)
+    return folders
+
+
+def _show_rehearsal(session: Session, submission: Submission) -> None:
+    """Say what was tried with the task; --json has it already."""
+    report = submission.rehearsal
+    if not report or session.as_json:
+        return
+    tried = (
+        f"tried on made-up data ({report['device']}): {'; '.join(report['checks']) or 'nothing'}"
+    )
+    lines = [tried]
+    if report["engine"]:
+        lines.append(f"per-record gradients by {report['engine']}")
+    if report["skipped"]:
+        lines.append(f"dry run skipped: {report['skipped']}")
+    for line in (*lines, *report["notes"]):
+        session.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _watch(session: Session, job_id: str) -> None:

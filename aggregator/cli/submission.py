@@ -1,16 +1,19 @@
-"""Get a job ready to submit: check its file, pack the app, make the initial model.
+"""Get a job ready to submit: check its file, pack the app, rehearse the task.
 
-The task runs here, on the model owner's machine and in a process of its own; the aggregator never
-runs an app's code.
+The task runs here, on the model owner's machine and in a process of its own, by the very code that
+sites run it with; the aggregator never runs an app's code.
 """
 
 import hashlib
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from privacy.errors import UsageError
 from tidegate import appbundle
@@ -20,18 +23,25 @@ from tidegate.v1 import operator_pb2
 
 JOB_FILE = "job.toml"
 CHUNK_BYTES = 1 << 20
-BUILD_LIMIT_S = 300
+REHEARSAL_LIMIT_S = 600
+_NONE: Mapping[str, Path] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Submission:
-    """Everything that travels with a job, and the job file as it was read."""
+    """Everything that travels with a job, and the job file as it was read.
+
+    Attributes:
+        rehearsal: What was tried with the task, as ``edge_node.rehearsal`` reports it; empty for
+            work without one.
+    """
 
     job: JobFile
     job_toml: bytes
     vector_spec: bytes
     app: bytes
     model: bytes
+    rehearsal: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def app_sha256(self) -> bytes:
@@ -44,12 +54,15 @@ class Submission:
         return len(self.model) // 4
 
 
-def prepare(folder: Path, overrides: bytes | None = None) -> Submission:
-    """Check an app folder and build its initial model.
+def prepare(
+    folder: Path, overrides: bytes | None = None, base_models: Mapping[str, Path] = _NONE
+) -> Submission:
+    """Check an app folder, try its task on made-up data, and build its initial model.
 
     Args:
         folder: The app: ``job.toml``, the task file and what it imports.
         overrides: Another job file to use with the same app.
+        base_models: Folder of each base model that the job declares, by name.
 
     Raises:
         UsageError: The folder, the job file or the task is not fit to submit; says what to mend.
@@ -64,11 +77,14 @@ def prepare(folder: Path, overrides: bytes | None = None) -> Submission:
         spec_bytes = model_spec(job.work).to_bytes()
         return Submission(job, job_toml, spec_bytes, appbundle.EMPTY, empty)
     app = appbundle.pack(folder)
-    task = job.task
-    if task is None:
+    if job.task is None:
         raise UsageError(f"{file}: this version submits jobs with a [task] only")
-    spec, model = _initial_model(folder, task.file, task.seed)
-    return Submission(job, job_toml, spec, app, model)
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
+        out = Path(scratch)
+        report = _rehearse(folder, job_toml, out, base_models)
+        return Submission(
+            job, job_toml, (out / "spec").read_bytes(), app, (out / "model").read_bytes(), report
+        )
 
 
 def requests_of(submission: Submission) -> Iterator[operator_pb2.SubmitJobRequest]:
@@ -88,23 +104,28 @@ def requests_of(submission: Submission) -> Iterator[operator_pb2.SubmitJobReques
             yield operator_pb2.SubmitJobRequest(data=payload[begin : begin + CHUNK_BYTES])
 
 
-def _initial_model(folder: Path, task_file: str, seed: int) -> tuple[bytes, bytes]:
-    with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
-        program = [sys.executable, "-m", "aggregator.cli.initial_model"]
-        try:
-            done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
-                [*program, str(folder), task_file, str(seed), scratch],
-                capture_output=True,
-                text=True,
-                timeout=BUILD_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UsageError(
-                f"{folder / task_file}: model() did not return within {BUILD_LIMIT_S} s"
-            ) from error
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise UsageError(f"{folder / task_file}: {last[0]}")
-        out = Path(scratch)
-        return (out / "spec").read_bytes(), (out / "model").read_bytes()
+def _rehearse(
+    folder: Path, job_toml: bytes, out: Path, base_models: Mapping[str, Path]
+) -> Mapping[str, Any]:
+    """Run the rehearsal in a process of its own; it leaves ``spec`` and ``model`` in ``out``."""
+    (out / JOB_FILE).write_bytes(job_toml)
+    options = [f"--base-model={name}={path.absolute()}" for name, path in base_models.items()]
+    program = [sys.executable, "-B", "-m", "edge_node.rehearsal"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
+            [*program, str(folder), str(out / JOB_FILE), str(out), *options],
+            capture_output=True,
+            text=True,
+            timeout=REHEARSAL_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            f"{folder}: the task was not tried within {REHEARSAL_LIMIT_S} s; does model() or loss()"
+            " wait for something?"
+        ) from error
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise UsageError(f"{folder}: {last[0]}")
+    report: Mapping[str, Any] = json.loads(done.stdout)
+    return report

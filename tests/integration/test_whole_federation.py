@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from aggregator.cli.connection import operator_api
 from aggregator.cli.consortium import Consortium, SitePlan
-from aggregator.cli.initial_model import load_task
 from aggregator.cli.jobs import write_chunks
 from aggregator.cli.progress import watch_live
 from aggregator.cli.submission import prepare, requests_of
 from benchmarks.rounds import synthetic_shard
+from edge_node.task import load_task
 from privacy.planning import CohortRules
 from tidegate.v1 import operator_pb2
 
@@ -62,9 +62,8 @@ def run_job(consortium, submission):
 
 
 def held_out_loss(model_file):
-    task = load_task(APP, "task.py")
-    torch.manual_seed(0)
-    module = task.model()
+    task = load_task(APP, "task.py", 0)
+    module = task.model
     if model_file is not None:
         module.load_state_dict(load_file(model_file))
     table = {name: torch.from_numpy(column) for name, column in synthetic_shard(77).items()}
