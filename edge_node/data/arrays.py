@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from tokenize import TokenError
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +24,25 @@ from edge_node.data.source import (
     Source,
     SourceColumn,
     Wanted,
+    brief,
     keys_of,
     need,
     stamp_files,
 )
 from privacy.errors import UsageError
 
+NO_ARRAY = (
+    BadZipFile,
+    EOFError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    ValueError,
+)
+"""What numpy raises at a damaged file: it takes a header for Python source."""
 _NO_TENSORS = (OSError, ValueError, RuntimeError, EOFError, KeyError, TypeError)
 _KINDS = {"f": NUMBERS, "i": NUMBERS, "u": NUMBERS, "b": NUMBERS, "U": TEXT, "S": TEXT}
 
@@ -63,6 +78,8 @@ def array_source(arrays: Sequence[ArrayColumn], path: Path, where: str) -> Sourc
     for array in arrays:
         if not array.shape:
             raise UsageError(f"{where}: {path}: {array.name!r} is a single value, not a column")
+        if 0 in array.shape[1:]:
+            raise UsageError(f"{where}: {path}: column {array.name!r} has rows without numbers")
         if array.shape[0] != arrays[0].shape[0]:
             raise UsageError(
                 f"{where}: {path}: column {array.name!r} has {array.shape[0]} rows,"
@@ -87,8 +104,8 @@ def open_npy(declared: Declared) -> Source:
     path = declared.path()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, TypeError, EOFError, SyntaxError) as error:
-        message = f"{declared.where}: {path} is no .npy file of plain numbers: {error}"
+    except NO_ARRAY as error:
+        message = f"{declared.where}: {path} is no .npy file of plain numbers: {brief(error)}"
         raise UsageError(message) from error
     if not isinstance(array, np.ndarray):
         array.close()
@@ -129,7 +146,9 @@ def open_safetensors(declared: Declared) -> Source:
         file = library.safe_open(path, framework="pt")
         slices = {name: file.get_slice(name) for name in sorted(file.keys())}
     except (OSError, library.SafetensorError) as error:
-        raise UsageError(f"{declared.where}: {path} is no .safetensors file: {error}") from error
+        raise UsageError(
+            f"{declared.where}: {path} is no .safetensors file: {brief(error)}"
+        ) from error
     arrays = []
     for name, part in slices.items():
         numbers = not part.get_dtype().startswith(("F8", "C"))
@@ -177,5 +196,4 @@ def open_torch(declared: Declared) -> Source:
 
 
 def _no_tensors(declared: Declared, path: Path, why: object) -> UsageError:
-    first = str(why).strip().partition("\n")[0][:200]
-    return UsageError(f"{declared.where}: {path} is no .pt file of plain tensors: {first}")
+    return UsageError(f"{declared.where}: {path} is no .pt file of plain tensors: {brief(why)}")

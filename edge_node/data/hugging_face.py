@@ -6,8 +6,10 @@ from typing import Any
 
 from edge_node.data.declared import Declared
 from edge_node.data.parquet import arrow_block, arrow_source_columns
-from edge_node.data.source import Block, Source, Wanted, need, stamp_files
+from edge_node.data.source import Block, Source, Wanted, brief, need, stamp_files
 from privacy.errors import UsageError
+
+_BROKEN = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def open_hugging_face(declared: Declared) -> Source:
@@ -20,7 +22,7 @@ def open_hugging_face(declared: Declared) -> Source:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the library is first imported
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     library, pyarrow = need("datasets"), need("pyarrow")
-    broken = (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException)
+    broken = (*_BROKEN, pyarrow.ArrowException)
     try:
         found = library.load_from_disk(str(path), keep_in_memory=False)
     except broken as error:
@@ -53,6 +55,7 @@ def _split(declared: Declared, found: Any) -> Any:
 
 
 def _broken(declared: Declared, error: object) -> UsageError:
-    first = str(error).strip().partition("\n")[0][:200]
     path = declared.path()
-    return UsageError(f"{declared.where}: {path} is no data set saved by save_to_disk: {first}")
+    return UsageError(
+        f"{declared.where}: {path} is no data set saved by save_to_disk: {brief(error)}"
+    )

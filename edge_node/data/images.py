@@ -22,6 +22,7 @@ from edge_node.data.source import (
     Source,
     SourceColumn,
     Wanted,
+    brief,
     keys_of,
     need,
     stamp_files,
@@ -156,7 +157,7 @@ class _ImageReader:
             self._library.DecompressionBombError,
             self._library.DecompressionBombWarning,
         ) as error:
-            raise UsageError(f"{self._where}: {path} is no image to use: {error}") from error
+            raise UsageError(f"{self._where}: {path} is no image to use: {brief(error)}") from error
         values = pixels.reshape(self._size[1], self._size[0], -1).astype(np.float32)
         values /= np.float32(255)
         return values.transpose(2, 0, 1) if self._channels_first else values

@@ -136,6 +136,8 @@ class _Loader:
         """
         first = next(iter(block.values()))
         n_rows = len(first.places) if isinstance(first, Keys) else len(first)
+        if not n_rows:
+            return
         rows_nW = np.empty((n_rows, self._layout.schema.width), dtype=np.float32)
         for column in self._layout.schema.columns:
             values = self._values(column, block[column.name])

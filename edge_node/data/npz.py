@@ -16,13 +16,13 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from edge_node.data.arrays import ArrayColumn, array_source, kind_of
+from edge_node.data.arrays import NO_ARRAY, ArrayColumn, array_source, kind_of
 from edge_node.data.declared import Declared
-from edge_node.data.source import Block, Source, Wanted
+from edge_node.data.source import Block, Source, Wanted, brief
 from privacy.errors import UsageError
 
 _MAX_HEADER_CHARS = 10_000
-_BROKEN = (OSError, ValueError, TypeError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error)
+_BROKEN = (*NO_ARRAY, NotImplementedError, RuntimeError, zlib.error)
 
 
 def open_npz(declared: Declared) -> Source:
@@ -31,7 +31,7 @@ def open_npz(declared: Declared) -> Source:
     try:
         archive = zipfile.ZipFile(path)
         members = [_Member(archive, info) for info in archive.infolist()]
-    except (*_BROKEN, NotImplementedError, RuntimeError) as error:
+    except _BROKEN as error:
         raise _broken(declared, path, error) from error
     columns = [ArrayColumn(m.name, m.kind, m.shape, m.read) for m in members]
     source = array_source(columns, path, declared.where)
@@ -90,5 +90,4 @@ def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any
 
 
 def _broken(declared: Declared, path: Path, error: object) -> UsageError:
-    first = str(error).strip().partition("\n")[0][:200]
-    return UsageError(f"{declared.where}: {path} is no .npz file of plain arrays: {first}")
+    return UsageError(f"{declared.where}: {path} is no .npz file of plain arrays: {brief(error)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from edge_node.data.arrow_columns import describe, to_keys, to_numbers
 from edge_node.data.declared import Declared
-from edge_node.data.source import Block, Source, SourceColumn, Wanted, need, stamp_files
+from edge_node.data.source import Block, Source, SourceColumn, Wanted, brief, need, stamp_files
 from privacy.errors import UsageError
 
 
@@ -79,5 +79,4 @@ def _first_rows(files: Sequence[Any]) -> Any:
 
 
 def _broken(declared: Declared, path: Path, error: object) -> UsageError:
-    first = str(error).strip().partition("\n")[0][:200]
-    return UsageError(f"{declared.where}: {path} cannot be read as Parquet: {first}")
+    return UsageError(f"{declared.where}: {path} cannot be read as Parquet: {brief(error)}")

@@ -123,6 +123,11 @@ def need(module: str, extra: str = "data") -> Any:
         raise UsageError(message) from error
 
 
+def brief(error: object) -> str:
+    """Give the first line of a library's message, cut to what a log line takes."""
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
 def stamp_files(paths: Iterable[Path]) -> str:
     """Digest size and times of files: cheap, and another one once a file was written to."""
     digest = hashlib.blake2b(digest_size=16)

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from edge_node.data.declared import Declared
-from edge_node.data.source import NUMBERS, TEXT, Block, Source, SourceColumn, Wanted, keys_of
+from edge_node.data.source import NUMBERS, TEXT, Block, Source, SourceColumn, Wanted, brief, keys_of
 from privacy.errors import UsageError
 from tidegate.keys import read_private
 
@@ -175,9 +175,9 @@ def _errors(declared: Declared) -> Iterator[None]:
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None)
         kind = type(cause if cause is not None else error).__name__
-        first = str(cause or "").strip().partition("\n")[0][:200]
         secret = _url(declared).password
-        shown = first.replace(str(secret), "***") if secret else first
+        whole = str(cause or "")
+        shown = brief(whole.replace(str(secret), "***") if secret else whole)
         raise UsageError(f"{declared.where}: the database says {kind}: {shown}") from None
 
 
