@@ -1,6 +1,7 @@
 """The accountant: check figures of privacy.md, peers' figures, properties."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from privacy.accounting.accountant import (
     ORDERS,
     Accountant,
+    gaussian_rdp,
     poisson_subsampled_rdp,
     rdp_to_epsilon,
+    sampler_tv,
     skellam_rdp,
     step_rdp,
 )
@@ -233,3 +236,62 @@ def test_an_unknown_unit_is_refused(unit):
 def test_a_bad_row_cap_is_refused(rows):
     with pytest.raises(UsageError, match="max_rows"):
         step_rdp(skellam(), ORDERS, "user", rows)
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_what_a_site_event_costs_those_inside_the_site(unit):
+    event = skellam(1.0, 20.0, unit="site")
+    plain_A = step_rdp(event, ORDERS, "site")
+    np.testing.assert_array_equal(plain_A, step_rdp(skellam(1.0, 20.0)))
+    # Whatever changes inside, the site's vector stays within D2: it moves by at most 2 * D2.
+    twice_A = skellam_rdp(np.array(ORDERS, dtype=float), event.V, 2 * event.D1, 2 * event.D2)
+    np.testing.assert_allclose(step_rdp(event, ORDERS, unit, 3), twice_A, rtol=1e-6)
+
+
+@pytest.mark.parametrize("event", [skellam(), GaussianRecordEvent(0.1, 1.0)])
+def test_what_bounds_a_record_does_not_bound_a_site(event):
+    for narrow in (event, replace(event, unit="user")):
+        assert np.isinf(step_rdp(narrow, ORDERS, "site")).all()
+        assert Accountant(unit="site").compose(narrow).get_epsilon(1e-5) == math.inf
+
+
+def test_site_events_are_not_sampled():
+    with pytest.raises(UsageError, match="q is 1"):
+        skellam(0.5, unit="site")
+    with pytest.raises(UsageError, match="unit"):
+        GaussianRecordEvent(1.0, 1.0, unit="site")
+
+
+def test_a_gaussian_user_event_costs_the_user_once_and_the_record_twice_the_shift():
+    event = GaussianRecordEvent(0.01, 2.0, unit="user")
+    plain = GaussianRecordEvent(0.01, 2.0)
+    assert (step_rdp(event, ORDERS, "user", 9) == step_rdp(plain)).all()
+    alphas_A = np.array(ORDERS, dtype=float)[:8]
+    gain_8 = (alphas_A - 1) * gaussian_rdp(alphas_A, 1.0)
+    expected_8 = np.log1p(0.01 * np.expm1(gain_8)) / (alphas_A - 1)
+    record_A = step_rdp(event, ORDERS, "record")
+    np.testing.assert_allclose(record_A[:8], expected_8, rtol=1e-6)
+    # A record event is never cheaper for its user than for the record.
+    assert (step_rdp(plain, ORDERS, "user", 4) > step_rdp(plain)).all()
+    assert (record_A > step_rdp(plain)).all()
+
+
+def test_a_samplers_total_variation_is_counted_for_gaussian_noise():
+    ideal = GaussianRecordEvent(0.01, 1.0, 1000)
+    discrete = GaussianRecordEvent(0.01, 1.0, 1000, d=10**7, sampler_tv=2.0**-50)
+    assert sampler_tv(ideal) == 0.0
+    assert sampler_tv(discrete) == 1000 * 10**7 * 2.0**-50
+    epsilon = Accountant().compose(ideal).get_epsilon(1e-3)
+    assert Accountant().compose(discrete).get_epsilon(1e-3) > epsilon
+    fine = replace(discrete, sampler_tv=2.0**-96)
+    assert Accountant().compose(fine).get_epsilon(1e-3) == pytest.approx(epsilon, rel=1e-9)
+
+
+def test_one_of_several_events_costs_the_most_at_every_order():
+    low, high = GaussianRecordEvent(0.3, 4.0, 3), skellam(1.0, 9.0)
+    both = Accountant().compose_any([low, high])
+    for chosen in (low, high):
+        alone = Accountant().compose(chosen)
+        assert alone.get_epsilon(1e-5) <= both.get_epsilon(1e-5)
+    separate = Accountant().compose(low).compose(high)
+    assert both.get_epsilon(1e-5) < separate.get_epsilon(1e-5)

@@ -60,7 +60,7 @@ BAD_VALUES = {
     "n_sites": [0, 1.5, True, 2**21],
     "steps": [0, -1, 1.0, True, 2**41, "1"],
     "sampler_tv": [-1e-30, 1.5, math.nan, True],
-    "unit": ["site", "", None, 1],
+    "unit": ["site", "silo", "", None, 1],
 }
 
 
@@ -74,7 +74,19 @@ def test_a_bad_value_is_refused_by_name(name, value):
         event_from_dict({**event_to_dict(SKELLAM), name: value})
 
 
-@pytest.mark.parametrize("bad", [{"q": 0}, {"z": 0}, {"z": math.inf}, {"steps": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"q": 0},
+        {"z": 0},
+        {"z": math.inf},
+        {"steps": 0},
+        {"d": 0},
+        {"sampler_tv": -1.0},
+        {"unit": "site"},
+        {"unit": "silo"},
+    ],
+)
 def test_gaussian_events_are_validated(bad):
     with pytest.raises(UsageError):
         replace(GaussianRecordEvent(0.1, 1.0), **bad)
