@@ -35,7 +35,7 @@ def run(  # noqa: PLR0913 - an argument for each option
     context: typer.Context,
     *,
     dataset: Annotated[str, typer.Option(help="The data set, as the sites call it.")],
-    columns: Annotated[Path, typer.Option(help="TOML file with [[columns]] and public bounds.")],
+    columns: Annotated[Path, typer.Option(help="TOML file that names columns with public bounds.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon of this one release.")] = 0.0,
     delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-6,
     mode: Annotated[str, typer.Option(help="record-distributed or none.")] = RECORD_DISTRIBUTED,

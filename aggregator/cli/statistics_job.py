@@ -3,7 +3,6 @@
 No code of an app runs for such a job, so none travels with it, and its first model is empty sums.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from tidegate.job_terms import statistics_layout
 from tidegate.jobfile import MAX_BYTES, NONE, JobFile
 from tidegate.schema import Column, Schema, read_schema
 from tidegate.statistics_layout import StatisticsLayout
-from tidegate.statistics_summary import Summary, summarise
+from tidegate.statistics_summary import Estimate, Summary, summarise
 from tidegate.toml_table import Table
 from tidegate.v1 import operator_pb2
 
@@ -114,6 +113,8 @@ def read_summary(job_toml: bytes, chunks: Iterable[operator_pb2.ExportModelRespo
 def scaling_toml(summary: Summary, heading: str) -> str:
     """Write public bounds, means and standard deviations for an app to scale its inputs by.
 
+    A column that the noise leaves too uncertain to scale by is left out.
+
     Args:
         summary: What a job published.
         heading: One line that says where the numbers are from.
@@ -126,9 +127,14 @@ def scaling_toml(summary: Summary, heading: str) -> str:
             "std": column.std.value,
         }
         for column in summary.columns
-        if column.mean is not None and column.std is not None and math.isfinite(column.mean.value)
+        if column.mean is not None and column.std is not None and _is_good(column.mean, column.std)
     }
     return f"# {heading}\n{toml_text({'columns': columns})}"
+
+
+def _is_good(mean: Estimate, std: Estimate) -> bool:
+    """Say whether a column can be scaled by these: both known to better than half its spread."""
+    return max(mean.error, std.error) < std.value / 2  # false for NaN
 
 
 def _job_text(request: StatisticsRequest) -> str:

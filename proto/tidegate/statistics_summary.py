@@ -31,6 +31,11 @@ class Estimate:
     error: float
 
 
+_NOTHING = Estimate(math.nan, math.nan)
+_DROWNED = 3.0
+"""A count below so many of its standard errors is no number to divide by."""
+
+
 @dataclass(frozen=True)
 class ColumnSummary:
     """What the sums say of one column.
@@ -131,10 +136,14 @@ def _summary(
     )
 
 
+def _is_drowned(count: float, noise: float, variances: int) -> bool:
+    return count <= max(0.0, _DROWNED * noise * math.sqrt(variances))
+
+
 def _share(count: float, whole: float, noise: float, variances: int) -> Estimate:
     """Give count / whole, cut to [0, 1]; ``whole`` has that many times the noise's variance."""
-    if whole <= 0:
-        return Estimate(math.nan, math.nan)
+    if _is_drowned(whole, noise, variances):
+        return _NOTHING
     share = min(1.0, max(0.0, count / whole))
     return Estimate(share, noise / whole * math.sqrt(1 + variances * share**2))
 
@@ -143,8 +152,8 @@ def _moments(
     sums: Vector, known: float, noise: float, bounds: tuple[float, float]
 ) -> tuple[Estimate, Estimate]:
     """Give mean and standard deviation, by propagating the noise of both sums and the count."""
-    if known <= 0:
-        return Estimate(math.nan, math.nan), Estimate(math.nan, math.nan)
+    if _is_drowned(known, noise, 2):
+        return _NOTHING, _NOTHING
     low, high = bounds
     half = (high - low) / 2
     first, second = (float(value) / known for value in sums)
@@ -181,7 +190,7 @@ class _Curve:
         """Sum up counts below, in and above the bins; what lies outside sits at the bounds."""
         rising_C = np.cumsum(counts_C)
         total = float(rising_C[-1])
-        if total <= 0:
+        if _is_drowned(total, noise, len(counts_C)):
             return cls(edges, np.full(len(edges), math.nan), math.nan)
         # Noise makes the sums fall in places. Halfway between the running maximum from the left and
         # the running minimum from the right they rise, and stay what they were where they did.
@@ -194,7 +203,7 @@ class _Curve:
     def quantile(self, share: float) -> Estimate:
         """Give the value below which a share of the values lies, linear within a bin."""
         if math.isnan(self.spread):
-            return Estimate(math.nan, math.nan)
+            return _NOTHING
         # The error of a partial sum of C noised counts against the whole: sqrt(p (1 - p) C) noises.
         delta = self.spread * 2 * math.sqrt(share * (1 - share))
         low, high = self._at(max(0.0, share - delta)), self._at(min(1.0, share + delta))

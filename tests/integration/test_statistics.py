@@ -215,5 +215,5 @@ def test_the_command_line_shows_numbers_and_writes_scaling(tmp_path):
     assert "credit" in text
     assert "age" in text
     written = scaling.read_text()
-    assert '[columns."age"]' in written
-    assert "grade" not in written
+    assert "[columns.age]" in written
+    assert "empty" not in written
