@@ -78,7 +78,7 @@ def read_description(raw: bytes) -> ReplyDescription:
             none.
     """
     try:
-        fields = json.loads(raw)
+        fields: dict[str, Any] = json.loads(raw)
         if "error" in fields:
             text = str(fields["error"])
             raise ReplyRefused(Reason.TRAINER_FAILED, "the app answered with an error", text)
@@ -86,7 +86,14 @@ def read_description(raw: bytes) -> ReplyDescription:
         return ReplyDescription(
             arrays, metrics, configs, _arrays(fields["arrays"]), _metrics(fields["metrics"])
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         message = "the app's process described its reply in no known way"
         raise ReplyRefused(Reason.MALFORMED, message, str(error)) from error
 
@@ -201,7 +208,13 @@ def _arrays(entries: Any) -> dict[str, ReplyArray]:
 
 
 def _metrics(entries: Any) -> dict[str, float | None]:
-    return {_text(name): None if value is None else float(value) for name, value in entries.items()}
+    return {_text(name): _number(value) for name, value in entries.items()}
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and type(value) not in (int, float):
+        raise TypeError("a metric must be a number")
+    return None if value is None else float(value)
 
 
 def _text(value: Any) -> str:
