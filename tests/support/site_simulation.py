@@ -184,8 +184,10 @@ class SimSite:
             self.last_accepted[command.job_id] = (command.key.round, command.attempt)
             self.begun[command.ctx] = command
         if step is sc.Step.MASKED_UPDATE:
-            key, update = self.ready.pop(command.job_id)
+            key, update = self.ready[command.job_id]
             assert key == command.key
+            if self.plan.mode is not Mode.RECORD_LOCAL:
+                del self.ready[command.job_id]
             self.charged[command.ctx] = update
             if command.commit.charge:
                 self.charges.append(command.ctx)

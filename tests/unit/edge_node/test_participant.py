@@ -100,6 +100,33 @@ def test_an_abort_after_the_charge_makes_the_site_train_anew_and_charge_again(ma
     assert len(site.charges) == 2
 
 
+def test_an_update_of_local_steps_outlives_its_attempts_and_is_not_charged_at_step_two():
+    """It was charged before it was made, and is private: the same one is offered again."""
+    market = SimAggregator(NAMES, plan=make_plan(Mode.RECORD_LOCAL, gradient=5, metrics=0))
+    market.connect()
+    market.offer()
+    market.ask_to_train()
+    before = updates_of(market)
+    kind, *_ = market.run_attempt(NAMES, lose={"bank-a": "upload", "bank-b": "upload"})
+    assert kind == "aborted"
+    site = market.sites["bank-d"]
+    aborted = [note for note in site.notes if note.event == "attempt aborted"]
+    assert aborted[-1].facts["charged"], "step 2 was durable: the update could have left"
+    assert site.charges == []
+    assert getattr(site, "early_ready", False) or site.take(m.Ready), "offered again at once"
+    assert "bank-d" in market.ask_to_train()
+    assert site.trained == 1
+    kind, total, survivors = market.run_attempt(NAMES)
+    assert (kind, survivors) == ("published", NAMES)
+    assert np.array_equal(total, expected_sum(market, NAMES, before))
+    assert site.charges == []
+    # The next round is another update.
+    market.version, market.round = 1, 2
+    market.ask_to_train()
+    assert site.trained == 2
+    assert not np.array_equal(site.ready["job-1"][1], before["bank-d"])
+
+
 def test_a_refused_charge_leaves_the_attempt_and_nothing_leaves_the_site(market):
     market.ask_to_train()
     site = market.sites["bank-b"]
