@@ -242,31 +242,31 @@ class SharedGradients:
         self._engine(rows_PW[share], gradients_PD[share], metrics_PM[share])
 
     def check_independence(self, first: Outputs, second: Outputs) -> None:
-        """Check this rank's share of the slots, as ``RecordGradients`` does.
+        """Check this rank's share of the slots, as ``RecordGradients`` does, then all shares.
 
-        All ranks evaluate the same made-up rows, each in its share of `first` and `second`, which
-        `compare_ranks` then looks at.
+        Every rank evaluates the same made-up rows, each in its share. A record's place in a batch
+        decides which rank evaluates it, and may not decide its gradient.
+
+        Args:
+            first: Room for a physical batch's results that all ranks share, (P, D) and (P, M).
+            second: The same again.
+
+        Raises:
+            TaskError: A rank's rows depend on each other, or two ranks give a row other bits.
+            Exception: Whatever the app raises.
         """
         share = self._rank.share(len(first[0]))
         self._engine.check_independence(
             (first[0][share], first[1][share]), (second[0][share], second[1][share])
         )
+        self._rank.meet()
+        if self._rank.index == 0:  # it alone knows that the others have come so far
+            _compare_shares(second, self._rank.count)
 
 
-def compare_ranks(second: Outputs, count: int) -> None:
-    """See that all ranks gave the same rows the same bits, after each has checked its share.
-
-    A record's place in a batch decides which rank evaluates it, and may not decide its gradient.
-
-    Args:
-        second: What `SharedGradients.check_independence` left, shapes (P, D) and (P, M).
-        count: How many ranks.
-
-    Raises:
-        TaskError: Two ranks differ.
-    """
-    for outputs in second:
-        shares = outputs.view(torch.int32).chunk(count)
+def _compare_shares(outputs: Outputs, count: int) -> None:
+    for part in outputs:
+        shares = part.view(torch.int32).chunk(count)
         if not all(torch.equal(shares[0], share) for share in shares):
             raise TaskError(
                 "the trainer's processes give a record different gradients; set [trainer]"
