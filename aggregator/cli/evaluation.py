@@ -9,7 +9,7 @@ import typer
 
 from aggregator.cli.connection import operator_api
 from aggregator.cli.evaluation_job import EvaluationRequest, evaluation_submission
-from aggregator.cli.jobs import JobId
+from aggregator.cli.jobs import BaseModels, JobId, folders_of
 from aggregator.cli.models import write_chunks
 from aggregator.cli.output import EXIT_REFUSED, Session, table_of
 from aggregator.cli.progress import watch_live
@@ -34,6 +34,7 @@ def evaluate(  # noqa: PLR0913 - an argument for each option
     max_records: Annotated[
         int, typer.Option(help="Public bound on the records of one site.")
     ] = 1_000_000,
+    base_model: BaseModels = None,
 ) -> None:
     """Measure a job's newest model by its own metrics, in one secure sum with one charge."""
     session: Session = context.obj
@@ -47,7 +48,9 @@ def evaluate(  # noqa: PLR0913 - an argument for each option
         answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
         model = Path(scratch) / "model.safetensors"
         write_chunks(api.ExportModel(operator_pb2.ExportModelRequest(job_id=job_id)), model)
-        submission = evaluation_submission(request, answer.job_toml, folder, model)
+        submission = evaluation_submission(
+            request, answer.job_toml, folder, model, folders_of(base_model)
+        )
         evaluating = api.SubmitJob(requests_of(submission)).job_id
         watched = api.WatchJob(operator_pb2.WatchJobRequest(job_id=evaluating))
         job = watch_live(watched, None if session.as_json else session.console)[-1]

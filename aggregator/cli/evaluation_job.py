@@ -43,7 +43,11 @@ class EvaluationRequest:
 
 
 def evaluation_submission(
-    request: EvaluationRequest, job_toml: bytes, app: Path, model_file: Path
+    request: EvaluationRequest,
+    job_toml: bytes,
+    app: Path,
+    model_file: Path,
+    base_models: Mapping[str, Path],
 ) -> Submission:
     """Get an evaluation job ready.
 
@@ -52,6 +56,7 @@ def evaluation_submission(
         job_toml: The job that trained, as ``GetJob`` gives it.
         app: Its app folder.
         model_file: Its model, as ``ExportModel`` gives it.
+        base_models: Folder of each base model that the job declares, by name.
 
     Raises:
         UsageError: The job has no task or no metrics, or the folder is not its app.
@@ -62,7 +67,7 @@ def evaluation_submission(
     if not version.isdecimal():
         raise PeerError(Reason.MALFORMED, "the model's file states no version")
     evaluation = evaluation_toml(request, job_toml, int(version))
-    submission = prepare(app, evaluation.encode())
+    submission = prepare(app, evaluation.encode(), base_models)
     if submission.app_sha256.hex() != metadata.get("app_sha256"):
         raise UsageError(
             f"{app} is not the app of job {request.of_job}: its digest is"

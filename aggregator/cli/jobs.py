@@ -34,7 +34,7 @@ def submit(
     """Submit a job: the sites judge it by their policies, then it trains."""
     session: Session = context.obj
     operator = session.folder()
-    submission = prepare(folder, base_models=_folders(base_model))
+    submission = prepare(folder, base_models=folders_of(base_model))
     with operator_api(operator) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
     session.show(
@@ -62,7 +62,7 @@ def check(
 ) -> None:
     """Check an app folder without submitting it; prints the digest that sites' policies list."""
     session: Session = context.obj
-    submission = prepare(folder, base_models=_folders(base_model))
+    submission = prepare(folder, base_models=folders_of(base_model))
     digest = submission.app_sha256.hex()
     session.show(
         {
@@ -147,7 +147,7 @@ def report(
     session.show({"job_id": job_id, "file": str(out)}, f"{out}: open it in a browser")
 
 
-def _folders(base_models: list[str] | None) -> dict[str, Path]:
+def folders_of(base_models: list[str] | None) -> dict[str, Path]:
     """Read NAME=PATH options."""
     folders = {}
     for text in base_models or []:

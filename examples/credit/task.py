@@ -3,7 +3,8 @@
 A Tidegate task: ``model()``, ``loss(model, batch)`` and ``metrics(model, batch)``, each record on
 its own. A batch maps column names (`COLUMNS`) to float32 tensors of shape (B,) with NaN where a
 value is missing. Scaling and imputation are part of the model and use only the constants written
-here, which come from what the columns mean: a statistic of the data would leave a bank uncharged.
+here, which come from what the columns mean: a statistic of the data would leave a bank uncharged,
+but for those that a statistics job published and charged (`published`).
 There is no control flow on values and nothing crosses records, so everything runs under
 ``torch.func.vmap``.
 
@@ -13,6 +14,7 @@ Shapes: B = records, F = scaled inputs, M = metric coordinates.
 import math
 from collections.abc import Mapping
 
+import published
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -55,6 +57,11 @@ MAX_DEPENDENTS = 8.0
 LOSS_UPPER = 4.0
 AUC_BINS = 20
 SCORE_RANGE = (-8.0, 2.0)
+
+
+# An app that ships scaling.toml scales by what its sites published, noised and charged, in place
+# of the constants above; columns that the file does not name keep them.
+SCALING = published.read_scaling()
 
 
 class CreditMlp(nn.Module):
@@ -115,14 +122,30 @@ def scale(batch: Batch) -> Tensor:
     """
     inputs = [
         *_utilisation(batch["utilisation"]),
-        (_within(batch["age"], AGE_RANGE, missing=50.0) - 50.0) / 15.0,
+        _published("age", batch, (_within(batch["age"], AGE_RANGE, missing=50.0) - 50.0) / 15.0),
         *_late_payments(batch),
         *_income_and_debt(batch["income"], batch["debt_ratio"]),
-        _log_count(batch["open_lines"], MAX_OPEN_LINES) - 2.0,
-        _log_count(batch["property_loans"], MAX_PROPERTY_LOANS) - 0.7,
-        _log_count(batch["dependents"], MAX_DEPENDENTS, missing=0.5) - 0.4,
+        *(_published(name, batch, default) for name, default in _counts(batch).items()),
     ]
     return torch.stack(inputs, dim=-1)
+
+
+def _counts(batch: Batch) -> dict[str, Tensor]:
+    return {
+        "open_lines": _log_count(batch["open_lines"], MAX_OPEN_LINES) - 2.0,
+        "property_loans": _log_count(batch["property_loans"], MAX_PROPERTY_LOANS) - 0.7,
+        "dependents": _log_count(batch["dependents"], MAX_DEPENDENTS, missing=0.5) - 0.4,
+    }
+
+
+def _published(column: str, batch: Batch, default: Tensor) -> Tensor:
+    """Standardise a column by its published mean and deviation; the default where there is none."""
+    known = SCALING.get(column)
+    if known is None:
+        return default
+    bounds, mean = (known["low"], known["high"]), known["mean"]
+    centred: Tensor = _within(batch[column], bounds, missing=mean) - mean
+    return centred / known["std"]
 
 
 def _within(values: Tensor, bounds: tuple[float, float], missing: float) -> Tensor:

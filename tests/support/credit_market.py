@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).parents[2] / "examples" / "credit"
-MODULES = ("task", "split", "ranking", "client_app", "server_app")
+MODULES = ("task", "published", "split", "ranking", "client_app", "server_app")
 
 
 def load(name):

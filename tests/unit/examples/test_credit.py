@@ -249,7 +249,7 @@ def test_scaling_sees_one_record_at_a_time(table):
         torch.testing.assert_close(alone[0], whole[row], rtol=0, atol=1e-6)
 
 
-def test_the_task_reads_no_file_and_no_statistic():
+def test_the_task_reads_no_statistic_but_published_ones():
     tree = ast.parse((FOLDER / "task.py").read_text())
     imported = {
         alias.name.split(".")[0]
@@ -261,9 +261,25 @@ def test_the_task_reads_no_file_and_no_statistic():
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
     }
-    assert imported == {"math", "torch", "collections"}
+    assert imported == {"math", "torch", "collections", "published"}
+    assert task.SCALING == {}, "the example ships no scaling.toml"
     called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert not called & {"mean", "std", "var", "median", "quantile", "min", "max", "sum", "item"}
+
+
+def test_published_statistics_take_the_place_of_constants(tmp_path, monkeypatch, table):
+    file = tmp_path / "scaling.toml"
+    file.write_text("[columns.age]\nlow = 18.0\nhigh = 98.0\nmean = 50.0\nstd = 20.0\n")
+    batch = {name: torch.from_numpy(values) for name, values in table.items()}
+    batch["age"] = batch["age"].clone()
+    batch["age"][:3] = torch.tensor([math.nan, 18.0, 500.0])
+    before = task.scale(batch)
+    monkeypatch.setattr(task, "SCALING", load("published").read_scaling(file))
+    after = task.scale(batch)
+    assert after[:3, 5].tolist() == pytest.approx([0.0, -1.6, 2.4])
+    others = [column for column in range(task.INPUTS) if column != 5]
+    assert torch.equal(before[:, others], after[:, others])
+    assert torch.isfinite(after).all()
 
 
 # --- metrics --------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_what_is_evaluated_is_the_jobs_own_app_and_model(tmp_path, monkeypatch):
         b"clipping_norm = 10.0", b"clipping_norm = 10.0\nmetrics_norm = 1.0"
     )
 
-    def prepare(_folder, evaluation):
+    def prepare(_folder, evaluation, _base_models):
         job = JobFile.parse(evaluation)
         return Submission(job, evaluation, spec.to_bytes(), app_bundle(), bytes(20))
 
@@ -199,12 +199,12 @@ def test_what_is_evaluated_is_the_jobs_own_app_and_model(tmp_path, monkeypatch):
     tensors = {"b": np.array([4, 5], np.float32), "w": np.array([1, 2, 3], np.float32)}
     metadata = {"version": "7", "app_sha256": appbundle.digest(app_bundle()).hex()}
     save_file(tensors, file, metadata)
-    made = evaluation_submission(evaluating(), trained, tmp_path, file)
+    made = evaluation_submission(evaluating(), trained, tmp_path, file, {})
     assert np.frombuffer(made.model, "<f4").tolist() == [1, 2, 3, 4, 5]
     assert made.job.work.version == 7
     save_file(tensors, file, {**metadata, "app_sha256": "ab" * 32})
     with pytest.raises(UsageError, match="is not the app"):
-        evaluation_submission(evaluating(), trained, tmp_path, file)
+        evaluation_submission(evaluating(), trained, tmp_path, file, {})
     save_file({"w": tensors["w"]}, file, metadata)
     with pytest.raises(PeerError, match="tensors"):
-        evaluation_submission(evaluating(), trained, tmp_path, file)
+        evaluation_submission(evaluating(), trained, tmp_path, file, {})
