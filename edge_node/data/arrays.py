@@ -34,7 +34,6 @@ from privacy.errors import UsageError
 NO_ARRAY = (
     BadZipFile,
     EOFError,
-    MemoryError,
     OSError,
     RecursionError,
     SyntaxError,
@@ -104,7 +103,7 @@ def open_npy(declared: Declared) -> Source:
     path = declared.path()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except NO_ARRAY as error:
+    except (*NO_ARRAY, MemoryError) as error:
         message = f"{declared.where}: {path} is no .npy file of plain numbers: {brief(error)}"
         raise UsageError(message) from error
     if not isinstance(array, np.ndarray):

@@ -34,7 +34,7 @@ MISSING = ("", "NA", "N/A", "null", "NULL", "None", "nan", "NaN")
 """The usual words for a missing value, of numbers and of text."""
 
 _MISSING_BYTES = re.compile(rb"(?<=[,\n])[ \t]*(?:NA|N/A|null|NULL|None)?[ \t]*(?=[,\n])")
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18
 
 
 def open_csv(declared: Declared) -> Source:

@@ -121,8 +121,12 @@ class KeptTable:
 def write_private(path: Path, content: bytes) -> None:
     """Write a file of mode 0600 so that its old or its new content is there, whole."""
     descriptor, name = tempfile.mkstemp(suffix=".part", dir=path.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(name).replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -25,8 +25,8 @@ from edge_node.data.table_file import TableWriter
 from privacy.errors import UsageError
 from tidegate.schema import Column, Schema
 
-_BLOCK_NUMBERS = 1 << 21
-_MAX_BLOCK_ROWS = 1 << 16
+_BLOCK_NUMBERS = 1 << 19
+_MAX_BLOCK_ROWS = 1 << 14
 
 
 def load_dataset(
@@ -58,6 +58,11 @@ def load_dataset(
             raise UsageError(f"{declared.where}: the source changed while it was read; try again")
         dataset = loader.dataset()
         kept.keep(dataset, loader.rows, loader.users)
+    except MemoryError as error:
+        raise UsageError(
+            f"{declared.where}: not enough memory for its table: lower in_memory_mib, so that it"
+            " goes to a file"
+        ) from error
     except OSError as error:
         raise UsageError(f"{declared.where}: {error}") from error
     finally:
@@ -98,7 +103,11 @@ class _Layout:
             fits = column.kind in (NUMBERS, UNTYPED) or column.name in declared.categories
             if column.name in declared.users:
                 continue
-            if fits and (not declared.columns or column.name in declared.columns):
+            if (
+                fits
+                and 0 not in column.shape
+                and (not declared.columns or column.name in declared.columns)
+            ):
                 taken.append(column)
             else:
                 left_out[column.name] = column.kind

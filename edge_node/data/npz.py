@@ -31,7 +31,7 @@ def open_npz(declared: Declared) -> Source:
     try:
         archive = zipfile.ZipFile(path)
         members = [_Member(archive, info) for info in archive.infolist()]
-    except _BROKEN as error:
+    except (*_BROKEN, MemoryError) as error:
         raise _broken(declared, path, error) from error
     columns = [ArrayColumn(m.name, m.kind, m.shape, m.read) for m in members]
     source = array_source(columns, path, declared.where)

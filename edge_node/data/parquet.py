@@ -37,6 +37,8 @@ def open_parquet(declared: Declared) -> Source:
             for file in files:
                 for batch in file.iter_batches(wanted.block_rows, columns=names, use_threads=False):
                     yield arrow_block(batch, columns, wanted)
+        except MemoryError:  # Arrow's is one of Arrow's errors, too
+            raise
         except broken as error:
             raise _broken(declared, path, error) from error
 
