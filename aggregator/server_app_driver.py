@@ -6,8 +6,8 @@ After a crash main is re-run from its start: its first calls are answered from t
 it sends is compared with what it sent then, so that the job goes on exactly or not at all.
 
 The model of the job is the newest of what main sent, what it heard as the mean of a training, and
-what a strategy's ``start`` ended with. ``[job] rounds`` is the most calls, trainings and evaluations
-together, that main may make: each was counted when epsilon was.
+what a strategy's ``start`` ended with. ``[job] rounds`` is the most calls that main may make,
+trainings and evaluations together: each was counted when epsilon was.
 
 Shapes: D = coordinates of the model vector.
 """
@@ -56,6 +56,7 @@ class ServerAppDriver:
         self._child = child
         self._time_limit_s = time_limit_s
         self._asked = 0
+        self._skipped = False
         self._node_ids: tuple[int, ...] = ()
         self._latest_D: Vector | None = None
 
@@ -107,6 +108,9 @@ class ServerAppDriver:
     def _exchange(self, asked: ExchangeFrame) -> None:
         number, sent_D = self._asked + 1, self._sent()
         instruction = self._instruction(asked)
+        if instruction.evaluates and self._runner.job.evaluation_plan is None:
+            self._skip_evaluation()
+            return
         self._check_count(number)
         request = request_digest(instruction, sent_D)
         stored = self._calls.load(self._runner.job_id, number)
@@ -134,6 +138,16 @@ class ServerAppDriver:
         config = self._child.memory.config[: asked.config_bytes].tobytes()
         flower_config.decode(config)
         return Instruction(asked.purpose, config)
+
+    def _skip_evaluation(self) -> None:
+        """Answer with no reply, as Flower does where no node evaluates."""
+        if not self._skipped:
+            self._runner.say(
+                "the ServerApp asks for evaluation: none is made, as the job declares no"
+                " [[evaluation_metrics]]"
+            )
+        self._skipped = True
+        self._child.send({"given_up": True})
 
     def _check_count(self, number: int) -> None:
         most = self._runner.job.file.rounds

@@ -9,6 +9,7 @@ means. Until the sandbox is entered nothing heavy is imported, for the process f
 import os
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 from aggregator import server_app_frames as frames
@@ -61,7 +62,7 @@ def _work(start: frames.Start, connection: socket.socket, memory_fd: int, sandbo
     _enter_scratch()
     folder = sandbox.app_folder
     watch = strategy_watch.watch_strategies(
-        single_reply=start.single_reply,
+        check=partial(strategy_watch.check_strategy, single_reply=start.single_reply),
         on_start=lambda _strategy, _named: None,
         on_result=rounds.tell_result,
     )

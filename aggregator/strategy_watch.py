@@ -63,21 +63,21 @@ def check_strategy(kind: type[Strategy], *, single_reply: bool) -> None:
 @contextmanager
 def watch_strategies(
     *,
-    single_reply: bool,
+    check: Callable[[type[Strategy]], None],
     on_start: Callable[[Strategy, dict[str, Any]], None],
     on_result: Callable[[ArrayRecord], None],
 ) -> Iterator[None]:
     """Look at every strategy that is made or started within.
 
     Args:
-        single_reply: See ``check_strategy``.
+        check: Refuses a class (``check_strategy``).
         on_start: Hears of each ``start`` and its keyword arguments.
         on_result: Hears of the model that each ``start`` returned.
     """
     original_start = Strategy.start
 
     def new(kind: type[Strategy], *_: object, **__: object) -> Strategy:
-        check_strategy(kind, single_reply=single_reply)
+        check(kind)
         made: Strategy = object.__new__(kind)
         return made
 

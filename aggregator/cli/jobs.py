@@ -1,18 +1,24 @@
 """``tidegate job``: submit, watch, stop, report."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from aggregator.cli.connection import operator_api
+from aggregator.cli.flower_folder import (
+    FlowerOptions,
+    describe_rehearsal,
+    draft_job,
+    is_flower_folder,
+)
 from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, moment, table_of
 from aggregator.cli.progress import job_table, mode_text, watch_live
-from aggregator.cli.submission import Submission, prepare, requests_of
+from aggregator.cli.submission import JOB_FILE, Submission, prepare, requests_of
 from privacy.errors import UsageError
 from tidegate.convert import job_status_from_wire
-from tidegate.jobfile import NONE
+from tidegate.jobfile import NONE, FlowerApp
 from tidegate.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and stop jobs.")
@@ -24,17 +30,52 @@ BaseModels = Annotated[
 ]
 
 
+def _draft(text: str) -> Any:
+    """Make an option of a drafted job file."""
+    return typer.Option(help=text, rich_help_panel="For a Flower app without job.toml")
+
+
 @app.command()
-def submit(
+def submit(  # noqa: PLR0913, PLR0917 - one an option
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="App folder with job.toml and the task.")],
+    folder: Annotated[
+        Path, typer.Argument(help="App folder: job.toml and the task, or an unchanged Flower app.")
+    ],
     base_model: BaseModels = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
+    dataset: Annotated[str, _draft("The data set that sites declare.")] = "",
+    mode: Annotated[str, _draft("Privacy mode: none or site.")] = "",
+    clipping_norm: Annotated[float, _draft("Clip of a site's whole update.")] = 0.0,
+    sites: Annotated[int, _draft("Sites wanted in a round.")] = 0,
+    rounds: Annotated[int, _draft("Most calls; by default as many as main asks for.")] = 0,
+    strategy: Annotated[str, _draft("Tidegate runs this strategy, not the ServerApp.")] = "",
+    evaluate_every: Annotated[int, _draft("With --strategy: rounds between evaluations.")] = 0,
+    epsilon: Annotated[float, _draft("Mode site: epsilon of the whole job.")] = 0.0,
+    delta_dp: Annotated[float, _draft("Mode site: its delta.")] = 0.0,
+    metric: Annotated[list[str] | None, _draft("NAME=UPPER of a training metric.")] = None,
+    evaluation_metric: Annotated[list[str] | None, _draft("The same of evaluation.")] = None,
+    run_config: Annotated[list[str] | None, _draft("KEY=VALUE of the app's settings.")] = None,
+    save_job: Annotated[Path | None, _draft("Write the drafted job file here too.")] = None,
 ) -> None:
     """Submit a job: the sites judge it by their policies, then it trains."""
     session: Session = context.obj
     operator = session.folder()
-    submission = prepare(folder, base_models=folders_of(base_model))
+    options = FlowerOptions(
+        dataset=dataset,
+        mode=mode,
+        clipping_norm=clipping_norm,
+        sites=sites,
+        rounds=rounds,
+        strategy=strategy,
+        evaluate_every=evaluate_every,
+        epsilon=epsilon,
+        delta_dp=delta_dp,
+        metrics=tuple(metric or ()),
+        evaluation_metrics=tuple(evaluation_metric or ()),
+        run_config=tuple(run_config or ()),
+    )
+    drafted = _drafted(session, folder, options, save_job)
+    submission = prepare(folder, drafted, folders_of(base_model))
     with operator_api(operator) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
     session.show(
@@ -158,10 +199,35 @@ def folders_of(base_models: list[str] | None) -> dict[str, Path]:
     return folders
 
 
+def _drafted(
+    session: Session, folder: Path, options: FlowerOptions, save_job: Path | None
+) -> bytes | None:
+    """Draft the job file of a Flower app that has none, and show it; None where there is one."""
+    if (folder / JOB_FILE).is_file() or not is_flower_folder(folder):
+        if options.given or save_job is not None:
+            raise UsageError(
+                f"{folder} has a {JOB_FILE}, or is no Flower app: what options would say belongs"
+                f" into {JOB_FILE}"
+            )
+        return None
+    drafted = draft_job(folder, options)
+    if not session.as_json:
+        session.console.print(drafted.decode(), markup=False, highlight=False, soft_wrap=True)
+    if save_job is not None:
+        if save_job.exists():
+            raise UsageError(f"{save_job} exists: name another file")
+        save_job.write_bytes(drafted)
+    return drafted
+
+
 def _show_rehearsal(session: Session, submission: Submission) -> None:
     """Say what was tried with the task; --json has it already."""
     report = submission.rehearsal
     if not report or session.as_json:
+        return
+    if isinstance(submission.job.work, FlowerApp):
+        for line in describe_rehearsal(report):
+            session.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
         return
     tried = (
         f"tried on made-up data ({report['device']}): {'; '.join(report['checks']) or 'nothing'}"

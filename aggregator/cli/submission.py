@@ -15,9 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from aggregator.cli.flower_folder import rehearse_app
 from privacy.errors import UsageError
 from tidegate import appbundle
-from tidegate.jobfile import JobFile, Trees
+from tidegate.jobfile import FlowerApp, JobFile, Trees
 from tidegate.tree_model import TreeModel, model_spec
 from tidegate.v1 import operator_pb2
 
@@ -68,7 +69,7 @@ def prepare(
         UsageError: The folder, the job file or the task is not fit to submit; says what to mend.
     """
     file = folder / JOB_FILE
-    if not file.is_file():
+    if overrides is None and not file.is_file():
         raise UsageError(f"{file} does not exist: a job needs a folder with a {JOB_FILE}")
     job_toml = file.read_bytes() if overrides is None else overrides
     job = JobFile.parse(job_toml)
@@ -77,6 +78,9 @@ def prepare(
         spec_bytes = model_spec(job.work).to_bytes()
         return Submission(job, job_toml, spec_bytes, appbundle.EMPTY, empty)
     app = appbundle.pack(folder)
+    if isinstance(job.work, FlowerApp):
+        seen = rehearse_app(folder, job_toml, app)
+        return Submission(job, job_toml, seen.vector_spec, app, seen.model, seen.report)
     if job.task is None:
         raise UsageError(f"{file}: this version submits jobs with a [task] only")
     with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:

@@ -5,7 +5,8 @@ import inspect
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAdam, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
 from tidegate import flower_bridge
@@ -31,3 +32,23 @@ def test_an_app_of_the_earlier_interface_is_told_apart():
 def test_the_run_is_the_one_that_flowers_grid_names():
     signature = inspect.signature(Grid.set_run)
     assert flower_bridge.Run.__name__ in str(signature)
+
+
+def test_an_app_without_main_is_told_from_one_with():
+    app = ServerApp()
+    assert not flower_bridge.has_main(app)
+
+    @app.main()
+    def main(grid, context):
+        """Do nothing."""
+
+    assert flower_bridge.has_main(app)
+    assert not flower_bridge.has_main(ServerApp(server_fn=lambda context: None))
+
+
+def test_a_strategy_is_made_and_started_where_the_watch_looks():
+    # aggregator.strategy_watch gives Flower's public Strategy a __new__ and a start of its own.
+    assert "start" in vars(Strategy)
+    assert not any("__new__" in vars(part) for part in FedAdam.__mro__[:-1])
+    started = inspect.signature(Strategy.start).parameters
+    assert list(started)[:3] == ["self", "grid", "initial_arrays"]
