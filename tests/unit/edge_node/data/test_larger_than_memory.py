@@ -14,10 +14,10 @@ from edge_node.data.loading import load_dataset
 from privacy.errors import UsageError
 
 COLUMNS = 16
-ROWS = 400_000  # 25 MiB of float32
+ROWS = 600_000  # 37 MiB of float32
 
 # Loads a small file first, so that threads and caches of the libraries are there; then allows
-# itself 16 MiB more than that.
+# itself 20 MiB more than that.
 SCRIPT = """
 import json, resource, sys
 from pathlib import Path
@@ -33,7 +33,7 @@ def load(name, mib):
 load("small", 0)
 status = Path("/proc/self/status").read_text().split()
 used = 1024 * int(status[status.index("VmData:") + 1])
-resource.setrlimit(resource.RLIMIT_DATA, (used + (16 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_DATA, (used + (20 << 20),) * 2)
 data = load("large", mib)
 rows = np.random.default_rng(1).integers(0, len(data), 500)
 taken = data.take(rows, ("c3", "c0"))
