@@ -114,11 +114,13 @@ def reconciled(sums: NodeSums) -> NodeSums:
     cells_F = sums.cells_FB.sum(axis=1)
     share_FB = sums.cells_FB / cells_F[:, np.newaxis]
     weight_F = (1 / cells_F) / (1 / cells_F).sum()
-    adjusted = []
-    for values_FB in (sums.gradient_FB, sums.curvature_FB):
+
+    def adjusted(values_FB: Floats) -> Floats:
         total_F = values_FB.sum(axis=1)
-        adjusted.append(values_FB + share_FB * (weight_F @ total_F - total_F)[:, np.newaxis])
-    return NodeSums(*adjusted, sums.cells_FB)
+        moved: Floats = values_FB + share_FB * (weight_F @ total_F - total_F)[:, np.newaxis]
+        return moved
+
+    return NodeSums(adjusted(sums.gradient_FB), adjusted(sums.curvature_FB), sums.cells_FB)
 
 
 def whole(sums: NodeSums) -> Side:
@@ -195,7 +197,8 @@ def _floored(sides: _Sides, rules: GrowthRules) -> Floats:
 def _is_heavy(sides: _Sides, rules: GrowthRules) -> NDArray[np.bool_]:
     noise = 2 * rules.curvature_sd * np.sqrt(np.maximum(sides.cells, 0))
     least = np.maximum(rules.min_weight, _LEAST_CURVATURE) + noise
-    return (sides.cells > 0) & (sides.curvature >= least)
+    heavy: NDArray[np.bool_] = (sides.cells > 0) & (sides.curvature >= least)
+    return heavy
 
 
 def _differ(left: _Sides, right: _Sides, rules: GrowthRules) -> NDArray[np.bool_] | bool:
@@ -207,7 +210,8 @@ def _differ(left: _Sides, right: _Sides, rules: GrowthRules) -> NDArray[np.bool_
     spread = left.cells / left_curvature**2 + right.cells / right_curvature**2
     candidates = max(2, int(np.count_nonzero((left.cells > 0) & (right.cells > 0))))
     least = 2 * math.log(candidates) * rules.gradient_sd**2
-    return difference**2 >= least * spread
+    differs: NDArray[np.bool_] = difference**2 >= least * spread
+    return differs
 
 
 def _one(sides: _Sides, place: tuple[np.intp, ...]) -> Side:

@@ -47,7 +47,7 @@ def log_edges(column: Column, bins: int) -> Edges:
     return as_edges(low + np.expm1(np.linspace(0.0, np.log1p(high - low), bins + 1)[1:-1]))
 
 
-def as_edges(values: Sequence[float] | NDArray[np.float64]) -> Edges:
+def as_edges(values: Sequence[float] | NDArray[np.floating]) -> Edges:
     """Round edges to float32; those that become equal are one edge."""
     return tuple(np.unique(np.asarray(values, dtype=np.float32)).astype(float).tolist())
 
