@@ -14,6 +14,7 @@ from edge_node.policy import (
     manifest_warnings,
 )
 from edge_node.policy_file import load_policy
+from privacy.accounting.budget import Budget
 from privacy.errors import PeerError, Reason, UsageError
 from tests.support.site_simulation import make_manifest
 
@@ -36,6 +37,13 @@ GOOD = JobFacts(
     noise_multiplier=0.8,
     sandboxed=True,
 )
+USERS = """[budgets.credit]
+epsilon = 2.0
+delta_dp = 1e-5
+unit = 'user'
+max_rows_per_user = 3
+user_column = 'customer'
+"""
 
 
 def load(tmp_path, text):
@@ -97,6 +105,13 @@ def test_statistics_need_consent_and_no_reviewed_app(tmp_path):
     judge(load(tmp_path, consent + "allow_statistics = true\n"), plain)
 
 
+def test_a_user_budget_names_its_users_and_their_row_cap(tmp_path):
+    (rule,) = load(tmp_path, BASE + USERS).budgets
+    budget = rule.budget(16, allow_no_dp=False)
+    assert (budget.unit, budget.max_rows_per_user, budget.user_column) == ("user", 3, "customer")
+    assert Budget.from_dict(budget.to_dict()) == budget
+
+
 def test_a_required_sandbox_is_required(tmp_path):
     policy = load(tmp_path, BASE + "require_sandbox = true\n")
     judge(policy, GOOD)
@@ -141,6 +156,10 @@ def test_an_unknown_key_is_an_error_and_the_closest_named(tmp_path, text, word):
         BASE + "[budgets.credit]\nepsilon = 1.0\n",
         BASE + "[budgets.credit]\nepsilon = 0.5\ndelta_dp = 1e-5\nalpha = 2\n",
         BASE + "[budgets.credit]\nepsilon = 1.0\ndelta_dp = 1e-5\nunit = 'user'\n",
+        BASE + USERS.replace("max_rows_per_user = 3\n", ""),
+        BASE + USERS.replace("user_column = 'customer'\n", ""),
+        BASE + USERS.replace("'customer'", "'no such; column'"),
+        BASE + USERS.replace("unit = 'user'", "unit = 'record'"),
     ],
 )
 def test_a_value_that_protects_nobody_is_refused_at_load(tmp_path, text):
