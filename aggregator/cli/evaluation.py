@@ -59,7 +59,7 @@ def evaluate(  # noqa: PLR0913 - an argument for each option
         session.show(result, f"job {evaluating} {job.state}: {job.detail}")
         raise typer.Exit(EXIT_REFUSED)
     columns = ("metric", "#value", "#± noise")
-    table = table_of(f"{job_id} on {submission.job.dataset}", columns, _rows(job.metrics))
+    table = table_of(submission.job.dataset, columns, _rows(job.metrics))
     session.show({**result, "metrics": dict(job.metrics)}, table)
 
 

@@ -1,9 +1,11 @@
 """Statistics over real sites: no app travels, one sum is opened, one event is charged."""
 
 import asyncio
+import dataclasses
 import json
 from contextlib import asynccontextmanager
 
+import grpc
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +20,7 @@ from aggregator.cli.statistics_job import (
 from aggregator.cli.submission import requests_of
 from edge_node.budget import budget_lines
 from edge_node.store_schema import connect, read_ledgers
-from tests.support.live_aggregator import LiveAggregator
+from tests.support.live_aggregator import LiveAggregator, app_bundle
 from tests.support.live_site import LiveSite
 from tidegate import pki
 from tidegate.schema import Column, Schema
@@ -174,6 +176,18 @@ def test_a_site_refuses_statistics_without_consent_or_with_more_rows_than_allowe
     (tmp_path / "b").mkdir()
     run(scenario(tmp_path / "a", "allow_statistics", consent=False))
     run(scenario(tmp_path / "b", "max_records", max_records=19))
+
+
+def test_statistics_that_bring_an_app_are_refused_at_submission(tmp_path):
+    submission = dataclasses.replace(statistics_submission(request()), app=app_bundle())
+
+    async def scenario():
+        async with market(tmp_path, [table(number, 5) for number in range(5)]) as (live, _):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await submit(live, submission)
+            return caught.value.details()
+
+    assert "runs no app" in run(scenario())
 
 
 def operator_folder(live, folder):
