@@ -66,7 +66,7 @@ def admit(
         # Every site would refuse it for this: the operator hears so at once.
         check_encoding(plan, terms, summed, rules)
         evaluation = b""
-        if file.evaluation_metrics.length:
+        if terms.evaluation_length:
             seed = hash_of("evaluation-map", job_id)
             evaluation = evaluation_encoding(terms, rules, plan, seed).to_bytes()
     except ArithmeticError as error:  # numbers may each be in range and their product not
