@@ -93,6 +93,10 @@ class LiveSite:
         self.config = load_config(self.folder / "site.toml")
         self.task = None
 
+    def reload(self):
+        """Read site.toml again, after a test has changed it."""
+        self.config = load_config(self.folder / "site.toml")
+
     async def enrol(self, live, **changes):
         grant = await live.api.CreateToken(pb.CreateTokenRequest(site_id=self.site_id, valid_s=60))
         fields = {
