@@ -3,9 +3,11 @@
 import sys
 
 import pytest
+import torch
 from torch import nn
 
 from edge_node.task import TaskError, load_task
+from tidegate.schema import scalars
 
 GOOD = "from torch import nn\ndef model(): return nn.Linear(2, 1)\ndef loss(m, b): return b['y']\n"
 
@@ -77,3 +79,51 @@ def test_a_file_that_is_no_task_is_refused(tmp_path, text, says):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(TaskError, match=r"no Python file other\.py"):
         load_task(tmp_path, "other.py", 0)
+
+
+BASED = """
+from torch import nn
+def model(base_models):
+    return nn.Linear(len((base_models["tiny"] / "words.txt").read_text()), 1)
+def loss(m, b): return b['y']
+"""
+
+
+def test_a_model_is_given_the_folders_of_its_base_models(tmp_path):
+    (tmp_path / "words.txt").write_text("seven..")
+    (tmp_path / "task.py").write_text(BASED)
+    assert load_task(tmp_path, "task.py", 0, {"tiny": tmp_path}).model.in_features == 7
+    with pytest.raises(TaskError, match="takes base models, and the job declares none"):
+        load_task(tmp_path, "task.py", 0)
+    (tmp_path / "task.py").write_text(GOOD)
+    with pytest.raises(TaskError, match=r"must define model\(base_models\)"):
+        load_task(tmp_path, "task.py", 0, {"tiny": tmp_path})
+
+
+def test_a_normalisation_in_eval_mode_is_a_constant_and_allowed(tmp_path):
+    norm = "nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()"
+    text = GOOD.replace("nn.Linear(2, 1)", norm)
+    assert isinstance(load(tmp_path, text).model, nn.Sequential)
+
+
+def test_faults_name_the_functions_own_line(tmp_path):
+    task = load(tmp_path, GOOD)
+    assert str(task.fault(task.loss, "is wrong")) == "task.py, line 3: is wrong"
+    with pytest.raises(TaskError, match=r"line 3: loss.*reduction='none'"):
+        task.losses({"y": torch.ones(())}, 4)
+
+
+@pytest.mark.parametrize(
+    ("collate", "says"),
+    [
+        ("return 3", "dict of tensors"),
+        ("return {'y': [1, 2]}", "dict of tensors"),
+        ("return {'y': b['y'].sum()}", r"'y' the shape \(\) for a batch of 4 records"),
+    ],
+)
+def test_collate_must_keep_the_records(tmp_path, collate, says):
+    task = load(tmp_path, GOOD + f"def collate(b):\n    {collate}\n")
+    with pytest.raises(TaskError, match=says):
+        task.batch(torch.ones(4, 1), scalars(("y",)))
+    task = load(tmp_path, GOOD + "def collate(b):\n    return {'z': b['y'].repeat(3, 1).T}\n")
+    assert task.batch(torch.ones(4, 1), scalars(("y",)))["z"].shape == (4, 3)

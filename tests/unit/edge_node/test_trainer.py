@@ -13,11 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
+from edge_node.base_models import LocalBaseModel, folder_digest
 from edge_node.trainer import TrainerFailure
-from edge_node.trainer_frames import STEPS
+from edge_node.trainer_frames import OPTIMISE, STEPS
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.trainer_apps import COLUMNS, LINEAR_SPEC, make_trainer, write_app
+from tidegate.schema import Schema
 
 MODEL_D = np.array([0.5, -1.0, 2.0, 0.25], dtype=np.float32)
 
@@ -392,3 +394,74 @@ def test_a_failure_is_named_though_the_process_is_gone_before_the_next_chunk(tmp
     failure = run(scenario())
     assert "raised an error" in str(failure)
     assert "31337" in failure.detail
+
+
+OPTIMIZER = """
+    def optimizer(parameters):
+        return torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
+"""
+
+
+def test_the_tasks_optimizer_steps_in_a_process_that_is_handed_no_row(tmp_path):
+    gradient = np.array([1.0, 2.0, 0.0, -1.0], np.float32)
+
+    async def scenario():
+        app = write_app(tmp_path, OPTIMIZER)
+        nothing = {"schema": Schema(()), "metrics_length": 0, "physical_batch": 1}
+        trainer = make_trainer(app, serves=OPTIMISE, own_optimiser=True, **nothing)
+        first = await trainer.optimise(MODEL_D, gradient)
+        second = await trainer.optimise(first, gradient)
+        with pytest.raises(UsageError, match="serves requests for optimise, not gradients"):
+            await trainer.record_gradients(MODEL_D, rows_of(0)[:, :0], lambda *_: None)
+        await trainer.stop()
+        return first, second
+
+    first, second = run(scenario())
+    np.testing.assert_allclose(first, MODEL_D - 0.5 * gradient, rtol=1e-6)
+    np.testing.assert_allclose(second, first - 0.5 * 1.5 * gradient, rtol=1e-6)  # its state lasts
+
+
+def test_local_steps_take_the_tasks_optimizer_and_keep_its_state_across_rounds(tmp_path):
+    rows = rows_of(8)
+
+    async def scenario():
+        trainer = make_trainer(write_app(tmp_path, OPTIMIZER), serves=STEPS, own_optimiser=True)
+        first, _ = await trainer.local_steps(MODEL_D, [rows], 0.0)
+        second, _ = await trainer.local_steps(first, [rows], 0.0)
+        await trainer.stop()
+        return first, second
+
+    first, second = run(scenario())
+    slope = on_paper(MODEL_D, rows)[0].mean(axis=0)
+    np.testing.assert_allclose(first, MODEL_D - 0.5 * slope, rtol=1e-4, atol=1e-5)
+    expected = first - 0.5 * (on_paper(first, rows)[0].mean(axis=0) + 0.5 * slope)
+    np.testing.assert_allclose(second, expected, rtol=1e-4, atol=1e-4)
+
+
+WIDTHS = """
+    import pathlib
+    def model(base_models):
+        folder = base_models["tiny"]
+        try:
+            (folder / "new").write_text("")
+        except OSError:
+            return nn.Linear(int((folder / "width.txt").read_text()), 1)
+"""
+
+
+def test_a_base_model_is_read_only_and_hashed_before_each_start(tmp_path):
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "width.txt").write_text("3")
+    model = LocalBaseModel("tiny", weights, folder_digest(weights))
+
+    async def scenario():
+        trainer = make_trainer(write_app(tmp_path, WIDTHS), serves=STEPS, base_models=(model,))
+        await trainer.local_steps(MODEL_D, [rows_of(2)], 0.1)
+        await trainer.stop()
+        (weights / "width.txt").write_text("4")
+        with pytest.raises(PeerError, match="another digest"):
+            await trainer.start()
+
+    run(scenario())
+    assert [path.name for path in weights.iterdir()] == ["width.txt"]
