@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.accounting.accountant import Accountant
+from privacy.accounting.accountant import Accountant, step_rdp
 from privacy.accounting.budget import RDP_BITS, Budget, Tally
 from privacy.accounting.events import GaussianRecordEvent, NoDpEvent, SkellamRecordEvent
 from privacy.errors import PeerError, Reason, UsageError
@@ -220,3 +220,37 @@ def test_costs_beyond_any_float_are_refused_without_overflow():
 def test_an_unknown_event_is_never_charged(event):
     with pytest.raises(UsageError, match="unknown privacy event"):
         Tally(RECORD).charge(event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        GaussianRecordEvent(0.02, 3.0, 7, d=100, sampler_tv=2.0**-96),
+        replace(STEP, steps=7),
+    ],
+)
+def test_each_unit_pays_what_the_event_bounds_for_it(event):
+    """A record event costs a user its row cap's worth, a user event a record twice the shift."""
+    by_user = replace(event, unit="user")
+    record, user = replace(RECORD, epsilon=8.0, alpha=USER.alpha), USER
+
+    def paid(budget, charged):
+        return math.ldexp(Tally(budget).after(charged).rdp_units, -RDP_BITS)
+
+    assert paid(record, event) == pytest.approx(7 * step_rdp(event, (USER.alpha,))[0])
+    assert paid(user, by_user) == paid(record, event), "as it is: the cap plays no part"
+    assert paid(user, event) > paid(user, by_user)
+    assert paid(record, by_user) > paid(record, event)
+    more_rows = replace(user, max_rows_per_user=3)
+    assert paid(more_rows, event) > paid(user, event)
+    assert paid(more_rows, by_user) == paid(user, by_user)
+
+
+def test_a_user_column_is_part_of_a_user_budget_only():
+    named = replace(USER, user_column="customer")
+    assert Budget.from_dict(named.to_dict()) == named != USER
+    assert "user_column" not in USER.to_dict()
+    with pytest.raises(UsageError, match="user budgets only"):
+        replace(RECORD, user_column="customer")
+    with pytest.raises(UsageError, match="user_column"):
+        replace(USER, user_column="")
