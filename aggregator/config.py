@@ -60,6 +60,8 @@ class ServerAppSettings:
 
     Attributes:
         memory_mib: Memory.
+        scratch_mib: Files that its main writes (a last model, say), which nobody keeps: more
+            memory while it runs.
         time_limit_s: Seconds that its main may compute between two exchanges.
         threads: Threads that torch computes with; a main is re-run with as many.
         sandbox: "best-available" takes what the machine offers and says so; "required" refuses to
@@ -67,6 +69,7 @@ class ServerAppSettings:
     """
 
     memory_mib: int = 4096
+    scratch_mib: int = 1024
     time_limit_s: float = 600.0
     threads: int = 1
     sandbox: str = "best-available"
@@ -154,6 +157,7 @@ def _read_server_app(top: Table) -> ServerAppSettings:
     base = ServerAppSettings()
     return ServerAppSettings(
         memory_mib=table.whole("memory_mib", Span(256, 1 << 20), base.memory_mib),
+        scratch_mib=table.whole("scratch_mib", Span(1, 1 << 20), base.scratch_mib),
         time_limit_s=table.number("time_limit_s", Span(1, 604_800), base.time_limit_s),
         threads=table.whole("threads", Span(1, 256), base.threads),
         sandbox=table.choice("sandbox", SANDBOX_MODES, base.sandbox),

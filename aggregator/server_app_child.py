@@ -30,7 +30,8 @@ from aggregator.server_app_memory import ModelMemory
 from privacy.errors import UsageError
 
 _ARGUMENTS = ("-I", "-B", "-u", "-m", "aggregator.server_app_process")
-_LOOK_S = 0.1
+_LOOK_MS = 100
+_LOG_BYTES = 1 << 20
 _END_WITHIN_S = 2.0
 
 
@@ -50,6 +51,7 @@ class ServerAppChild:
             log_path: Where what the app prints goes.
         """
         self._memory_mib = start.memory_mib
+        self._log = _Log(log_path)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, write_end = os.pipe()
         layout = ModelMemory(len(spec), start.model_length)
@@ -60,8 +62,9 @@ class ServerAppChild:
             self.memory = layout.attach(memory_fd)
             self.memory.spec[:] = np.frombuffer(spec, np.uint8)
             descriptors = (theirs.fileno(), memory_fd, read_end)
-            self._process = _spawn(descriptors, start.threads, log_path)
+            self._process = _spawn(descriptors, start.threads, self._log.write_end)
         finally:
+            self._log.close_write_end()
             theirs.close()
             os.close(memory_fd)
             os.close(read_end)
@@ -87,7 +90,7 @@ class ServerAppChild:
             PeerError: MALFORMED: it broke the protocol.
         """
         late_s = time.monotonic() + within_s
-        while not select.select([self._connection], [], [], _LOOK_S)[0]:
+        while not self._heard():
             check()
             if time.monotonic() > late_s:
                 raise _failed(
@@ -105,6 +108,17 @@ class ServerAppChild:
             raise self._failure(frame)
         return frame
 
+    def _heard(self) -> bool:
+        """Wait a moment for a frame, and keep what was printed meanwhile."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        if not self._log.ended:
+            poll.register(self._log.read_end, select.POLLIN)
+        heard = [descriptor for descriptor, _ in poll.poll(_LOOK_MS)]
+        if self._log.read_end in heard:
+            self._log.take()
+        return self._connection.fileno() in heard
+
     def end(self) -> int:
         """End the process and all it started, and give its exit status.
 
@@ -117,6 +131,8 @@ class ServerAppChild:
         except subprocess.TimeoutExpired:  # it hangs before the sandbox: in an import, say
             self._process.kill()
             return self._process.wait()
+        finally:
+            self._log.close()
 
     def _failure(self, frame: dict[str, Any]) -> UsageError:
         detail = str(frame.get("detail", ""))[:1000]
@@ -146,28 +162,62 @@ def _failed(what: str) -> UsageError:
     return UsageError(f"the ServerApp failed: {what}")
 
 
-def _spawn(descriptors: tuple[int, ...], threads: int, log_path: Path) -> subprocess.Popen[bytes]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-    log = os.open(log_path, flags, 0o600)
-    try:
-        return subprocess.Popen(  # noqa: S603 - our own module, descriptor numbers as arguments
-            [sys.executable, *_ARGUMENTS, *map(str, descriptors)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=descriptors,
-            env={
-                "PATH": "/usr/bin:/bin",
-                "HOME": "/tmp",  # noqa: S108 - the sandbox has its own
-                "TMPDIR": "/tmp",  # noqa: S108
-                "LANG": "C.UTF-8",
-                "OMP_NUM_THREADS": str(threads),
-                "MALLOC_ARENA_MAX": "2",
-                "FLWR_TELEMETRY_ENABLED": "0",
-                "FLWR_DISABLE_UPDATE_CHECK": "1",
-            },
-            cwd="/",
-            start_new_session=True,  # Ctrl-C at the aggregator's terminal is its to handle
-        )
-    finally:
-        os.close(log)
+class _Log:
+    """Keeps what the process prints, up to a bound; the rest is read and dropped."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        self._room = _LOG_BYTES
+        self.ended = False
+
+    def close_write_end(self) -> None:
+        """Leave the writing to the process."""
+        os.close(self.write_end)
+
+    def take(self) -> None:
+        """Read what there is."""
+        try:
+            printed = os.read(self.read_end, 1 << 16)
+        except BlockingIOError:
+            return
+        self.ended = not printed
+        kept = printed[: self._room]
+        self._room -= len(kept)
+        os.write(self._file, kept)
+
+    def close(self) -> None:
+        """Take the last words of a process that has ended, and close; may be called again."""
+        if self.read_end < 0:
+            return
+        for _ in range(_LOG_BYTES >> 16):
+            if self.ended:
+                break
+            self.take()
+        os.close(self.read_end)
+        os.close(self._file)
+        self.read_end = -1
+
+
+def _spawn(descriptors: tuple[int, ...], threads: int, output: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - our own module, descriptor numbers as arguments
+        [sys.executable, *_ARGUMENTS, *map(str, descriptors)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=descriptors,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/tmp",  # noqa: S108 - the sandbox has its own
+            "TMPDIR": "/tmp",  # noqa: S108
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": str(threads),
+            "MALLOC_ARENA_MAX": "2",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        },
+        cwd="/",
+        start_new_session=True,  # Ctrl-C at the aggregator's terminal is its to handle
+    )

@@ -37,6 +37,7 @@ from tidegate.jobfile import FlowerApp
 
 Vector = NDArray[np.float32]
 
+_MOST_QUESTIONS = 100_000
 _PURPOSE = re.compile(r"(train|evaluate)(\.[A-Za-z_][A-Za-z0-9_]{0,31})?")
 
 
@@ -57,6 +58,7 @@ class ServerAppDriver:
         self._time_limit_s = time_limit_s
         self._asked = 0
         self._skipped = False
+        self._questions = 0
         self._node_ids: tuple[int, ...] = ()
         self._latest_D: Vector | None = None
 
@@ -72,6 +74,7 @@ class ServerAppDriver:
             self._runner.say(f"the ServerApp's sandbox lacks: {missing}")
         while True:
             frame = self._receive()
+            self._check_patience()
             if frames.NODES in frame:
                 self._tell_nodes()
             elif frames.EXCHANGE in frame:
@@ -90,6 +93,14 @@ class ServerAppDriver:
 
     def _receive(self) -> dict[str, Any]:
         return self._child.receive(self._time_limit_s, self._runner.check_running)
+
+    def _check_patience(self) -> None:
+        """Give a main up that asks and asks, and never for an exchange."""
+        self._questions += 1
+        if self._questions > _MOST_QUESTIONS:
+            raise UsageError(
+                f"the ServerApp asked {_MOST_QUESTIONS} questions without a call to the sites"
+            )
 
     def _sent(self) -> Vector:
         sent_D = self._child.memory.sent_D.copy()
@@ -124,7 +135,7 @@ class ServerAppDriver:
                 note = self._calls.begin(self._runner.job_id, number, request)
                 self._runner.publish(sent_D, note)
             answer = self._carry_out(number, list(asked.node_ids), instruction, sent_D)
-        self._asked, self._node_ids = number, ()
+        self._asked, self._questions, self._node_ids = number, 0, ()
         self._latest_D = sent_D if answer.mean_D is None else answer.mean_D
         if answer.mean_D is not None:
             self._child.memory.mean_D[:] = answer.mean_D
@@ -206,6 +217,7 @@ def run_server_app(
             seed=SEED,
             single_reply=work.single_reply,
             memory_mib=settings.memory_mib,
+            scratch_mib=settings.scratch_mib,
             threads=settings.threads,
             hidden=(str(folder),),
             required=settings.sandbox == "required",

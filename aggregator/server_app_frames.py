@@ -48,6 +48,7 @@ class Start:
         seed: Of torch, numpy and random before the app is loaded, so that main can be re-run.
         single_reply: The owner vouches for a strategy of the app's own.
         memory_mib: Memory limit.
+        scratch_mib: What main may write to files, which go with the process.
         threads: Threads torch computes with.
         hidden: The aggregator's folders.
         required: Whether a missing protection ends the process before the app is loaded.
@@ -61,6 +62,7 @@ class Start:
     seed: int
     single_reply: bool
     memory_mib: int
+    scratch_mib: int
     threads: int
     hidden: tuple[str, ...]
     required: bool

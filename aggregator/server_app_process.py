@@ -35,6 +35,8 @@ def main(arguments: list[str]) -> int:
         memory_mib=start.memory_mib,
         hidden=start.hidden,
         readable=(str(Path(__file__).parent),),
+        scratch_mib=start.scratch_mib,
+        max_file_mib=start.scratch_mib,
     )
     sandbox = enter(plan, lifeline_fd, (connection_fd, memory_fd))
     try:

@@ -25,11 +25,15 @@ ACCELERATOR_PLACES = ("/sys", "/opt")
 _BASE = Path("/tmp")  # noqa: S108 - only a place to mount on, in a namespace of our own
 _PROC_FACTS = ("cpuinfo", "meminfo")
 _HARMLESS = MountFlag.NO_SUID | MountFlag.NO_DEVICES
-_SCRATCH = (("/tmp", "64m"), ("/dev/shm", "64m"))  # noqa: S108 - the jail's own
+_SHARED_MEMORY_MIB = 64
 
 
 def enter_jail(
-    shown: Iterable[str], app_folder: str, hidden: Iterable[str], accelerator_nodes: Iterable[str]
+    shown: Iterable[str],
+    app_folder: str,
+    hidden: Iterable[str],
+    accelerator_nodes: Iterable[str],
+    scratch_mib: int,
 ) -> None:
     """Build the root and move into it.
 
@@ -40,6 +44,7 @@ def enter_jail(
         app_folder: Shown as ``/app``.
         hidden: Folders and files to cover where they lie inside a shown one.
         accelerator_nodes: Device files to show; none means a process that computes on the CPU.
+        scratch_mib: Size of its ``/tmp``.
 
     Raises:
         OSError: The kernel refuses a step; this process still sees the old root then.
@@ -52,7 +57,7 @@ def enter_jail(
     sources = {path: os.open(path, os.O_PATH) for path in _outermost(wanted)}
     app = os.open(app_folder, os.O_PATH)
     facts = {name: os.open(f"/proc/{name}", os.O_PATH) for name in _PROC_FACTS}
-    _mount_empty_root()
+    _mount_empty_root(scratch_mib)
     for path, source in sources.items():
         _show(source, _placed(path), devices_work=path.is_relative_to("/dev"))
     _show(app, _placed(Path(APP_ROOT)), devices_work=False)
@@ -71,12 +76,13 @@ def existing_nodes(patterns: Iterable[str]) -> list[str]:
     return sorted(str(node) for pattern in patterns for node in Path("/dev").glob(pattern))
 
 
-def _mount_empty_root() -> None:
+def _mount_empty_root(scratch_mib: int) -> None:
     mount("tmpfs", str(_BASE), "tmpfs", _HARMLESS, "size=4m,mode=755")
-    for name, size in _SCRATCH:  # before the rest: what is shown may lie under /tmp
+    sizes_mib = {"/tmp": scratch_mib, "/dev/shm": _SHARED_MEMORY_MIB}  # noqa: S108 - its own
+    for name, size_mib in sizes_mib.items():  # before the rest: what is shown may lie under /tmp
         place = _placed(Path(name))
         place.mkdir(parents=True)
-        options = f"size={size},mode=1777"
+        options = f"size={size_mib}m,mode=1777"
         mount("tmpfs", str(place), "tmpfs", _HARMLESS | MountFlag.NO_EXEC, options)
     for folder in map(Path, SYSTEM_FOLDERS):
         if folder.is_symlink():

@@ -35,7 +35,6 @@ from tidegate.confine.syscall_filter import filter_program
 _INNER_ID = 1000  # any but 0: files and scripts of the app then see a plain user
 _NO_NAMESPACE = Namespace(0)
 _MIB = 1 << 20
-_MAX_FILE_BYTES = 16 * _MIB
 _MAX_THREADS = 256
 
 
@@ -86,6 +85,8 @@ class SandboxPlan:
             app, base models). Each must exist.
         processes: How many processes will share the sandbox; more than one are given the loopback
             of their own network namespace to talk by.
+        scratch_mib: The most that it may write to its own ``/tmp``: memory beyond ``memory_mib``.
+        max_file_mib: The longest file that it may write, what it prints included.
     """
 
     app_folder: str
@@ -94,6 +95,8 @@ class SandboxPlan:
     accelerator_nodes: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     processes: int = 1
+    scratch_mib: int = 64
+    max_file_mib: int = 16
 
 
 @dataclass
@@ -229,7 +232,8 @@ def _take_namespaces_as_root(own: Namespace, progress: _Progress) -> None:
 def _take_root(plan: SandboxPlan, progress: _Progress) -> None:
     try:
         shown = _code_places(plan)
-        jail_root.enter_jail(shown, plan.app_folder, plan.hidden, plan.accelerator_nodes)
+        nodes = plan.accelerator_nodes
+        jail_root.enter_jail(shown, plan.app_folder, plan.hidden, nodes, plan.scratch_mib)
         progress.jailed = progress.filesystem = True
     except OSError as error:
         progress.notes.append(f"no root of its own: {error.strerror}")
@@ -276,7 +280,7 @@ def _take_limits(plan: SandboxPlan, progress: _Progress) -> None:
     accelerator = bool(plan.accelerator_nodes)
     limits = {
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: _MAX_FILE_BYTES,
+        resource.RLIMIT_FSIZE: plan.max_file_mib * _MIB,
         resource.RLIMIT_NOFILE: 4096 if accelerator else 256,
     }
     if Namespace.USER in progress.namespaces:  # elsewhere the user's other processes count too
