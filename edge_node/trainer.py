@@ -284,6 +284,7 @@ class Trainer:
                 frame = await self._child.receive()
                 self._report = read_report(frame)
                 self._device = str(frame.get("device", ""))[:40]
+            log.info("trainer started", device=self._device)
         return self._report
 
     async def _wait_to_restart(self) -> None:

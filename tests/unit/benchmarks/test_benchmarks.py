@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import credit, encode, memory, rounds
+from benchmarks import credit, encode, linear, memory, rounds, trainer_overhead, trees
 from benchmarks.job_text import with_values
 from benchmarks.round_clock import steady_pace
 from benchmarks.simulated_site import CHUNK_VALUES, MaskedConstant, constant_delta
@@ -15,7 +15,9 @@ from privacy.secagg.messages import MaskTerm
 from tidegate.jobfile import JobFile
 
 
-@pytest.mark.parametrize("script", [credit, encode, memory, rounds])
+@pytest.mark.parametrize(
+    "script", [credit, encode, linear, memory, rounds, trainer_overhead, trees]
+)
 def test_every_option_has_a_default(script):
     assert script.parse([]).json is None
 
@@ -27,6 +29,9 @@ def test_every_option_has_a_default(script):
         (rounds, ["--rounds", "6", "--warm-up", "5"]),
         (memory, ["--few", "16", "--many", "16"]),
         (credit, ["--seeds", "0"]),
+        (linear, ["--seeds", "0"]),
+        (trees, ["--seeds", "0"]),
+        (trainer_overhead, ["--requests", "19"]),
     ],
 )
 def test_sizes_that_measure_nothing_are_refused(script, arguments):
