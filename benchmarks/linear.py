@@ -23,12 +23,20 @@ from benchmarks.credit_federation import DATA, ROOT, example, train
 COLUMNS = ("#seed", "#scikit-learn, pooled", "#federated, DP", "#gap", "#epsilon", "#wall s")
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="how many splits, seeds 0, 1, ...")
     parser.add_argument("--data", type=Path, default=DATA, help="the wheel of `make data`")
     parser.add_argument("--json", type=Path, help="write the figures here too")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error("needs at least one seed")
+    return options
+
+
+def main() -> None:
+    options = parse()
     if not options.data.is_file():
         sys.exit(f"{options.data} does not exist: run `make data`, or name the wheel with --data")
     out = figures.console()

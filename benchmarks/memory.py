@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from aggregator.cli.connection import operator_api
 from aggregator.cli.consortium import Consortium
-from aggregator.cli.jobs import write_chunks
+from aggregator.cli.models import write_chunks
 from aggregator.cli.output import data_size, table_of
 from aggregator.cli.sites import make_token
 from aggregator.cli.submission import Submission, requests_of

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from aggregator.cli.connection import operator_api
 from aggregator.cli.consortium import Consortium, SitePlan
-from aggregator.cli.jobs import write_chunks
+from aggregator.cli.models import write_chunks
 from aggregator.cli.progress import watch_live
 from aggregator.cli.submission import prepare, requests_of
 from benchmarks.rounds import synthetic_shard
