@@ -98,7 +98,10 @@ def test_rounds_go_on_with_the_exact_state_after_kills_of_daemon_and_trainer(tmp
             await site.crash()
             site.start()
             job = await live.watch(job_id)
-            return job, await live.export(job_id), ledger(site), list(site.folder.rglob("*.state"))
+            async with asyncio.timeout(10):  # the site hears of the end a moment later
+                while left := list(site.folder.rglob("*.state")):
+                    await asyncio.sleep(0.02)
+            return job, await live.export(job_id), ledger(site), left
 
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     job, raw, charged, left = asyncio.run(asyncio.wait_for(scenario(), 120))
