@@ -341,6 +341,16 @@ def test_where_any_round_may_be_an_evaluation_the_dearer_is_counted():
     assert epsilon == pytest.approx(job_epsilon(plan, SITE, MANY), rel=0.01)
 
 
+def test_an_evaluation_dearer_than_a_round_is_not_counted_as_one():
+    either = replace(SITE, epsilon=100.0, rounds=3, noise_multiplier=0.6, evaluation_length=6)
+    plan = derive_encoding(either, SPEC, RULES, SEED)
+    evaluation = evaluation_encoding(either, RULES, plan, SEED)
+    only = Accountant(unit="site").compose(step_event(evaluation, RULES, 3)).get_epsilon(1e-5)
+    # Fewer coordinates, a coarser grid: Skellam's own term weighs more there.
+    assert job_epsilon(plan, replace(either, evaluation_length=0), RULES) < only
+    assert only <= job_epsilon(plan, either, RULES) <= only * (1 + 1e-9)
+
+
 def test_evaluation_metrics_have_a_norm_where_training_has_none():
     terms = replace(EVALUATED, metrics_norm=0.0, metrics_length=0)
     plan = derive_encoding(terms, SPEC, MANY, SEED)
