@@ -150,7 +150,7 @@ def open_safetensors(declared: Declared) -> Source:
         ) from error
     arrays = []
     for name, part in slices.items():
-        numbers = not part.get_dtype().startswith(("F8", "C"))
+        numbers = not part.get_dtype().startswith(("F4", "F6", "F8", "C"))
         kind = NUMBERS if numbers else str(part.get_dtype())
         arrays.append(ArrayColumn(name, kind, tuple(part.get_shape()), _slice_reader(part)))
     return array_source(arrays, path, declared.where)
@@ -164,7 +164,7 @@ def _to_numpy(tensor: Any) -> NDArray[Any]:
     """Show a tensor as an array; bfloat16, which numpy has not, as float32."""
     if tensor.dtype.is_floating_point and tensor.element_size() < 4:
         tensor = tensor.float()
-    array: NDArray[Any] = tensor.numpy()
+    array: NDArray[Any] = tensor.numpy(force=True)
     return array
 
 

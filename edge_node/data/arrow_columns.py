@@ -28,8 +28,8 @@ def describe(name: str, array: Any) -> SourceColumn:
     numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     if numeric or types.is_boolean(kind):
         return SourceColumn(name, NUMBERS, shape)
-    text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    return SourceColumn(name, TEXT if text and not shape else str(array.type), shape)
+    text = _is_text(kind) and not shape
+    return SourceColumn(name, TEXT if text else str(array.type), shape)
 
 
 def to_numbers(array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -53,13 +53,22 @@ def to_numbers(array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 
 def to_keys(array: Any) -> Keys:
     """Find an Arrow array's distinct values; nulls, NaN and empty texts have none."""
-    encoded = _plain(array).dictionary_encode()
+    pyarrow, compute = need("pyarrow"), need("pyarrow.compute")
+    types = pyarrow.types
+    array = _plain(array)
+    if _is_text(array.type):
+        array = compute.replace_with_mask(
+            array, compute.equal(array, "").fill_null(False), pyarrow.scalar(None, array.type)
+        )
+    elif types.is_floating(array.type):
+        array = compute.replace_with_mask(
+            array, compute.is_nan(array).fill_null(False), pyarrow.scalar(None, array.type)
+        )
+    elif not types.is_integer(array.type):
+        array = array.cast(pyarrow.string())
+    encoded = array.dictionary_encode()
     places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    values = encoded.dictionary.to_pylist()
-    plain = [value if isinstance(value, str | int | float) else str(value) for value in values]
-    empty = [at for at, value in enumerate(plain) if value == "" or value != value]  # noqa: PLR0124 - NaN
-    places[np.isin(places, empty)] = -1
-    return Keys(places, tuple(plain))
+    return Keys(places, tuple(encoded.dictionary.to_pylist()))
 
 
 def _plain(array: Any) -> Any:
@@ -70,6 +79,11 @@ def _plain(array: Any) -> Any:
     if isinstance(array.type, pyarrow.BaseExtensionType):
         array = array.storage
     return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
+
+
+def _is_text(kind: Any) -> bool:
+    types = need("pyarrow.types")
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_list(kind: Any) -> bool:

@@ -34,6 +34,7 @@ MISSING = ("", "NA", "N/A", "null", "NULL", "None", "nan", "NaN")
 """The usual words for a missing value, of numbers and of text."""
 
 _MISSING_BYTES = re.compile(rb"(?<=[,\n])[ \t]*(?:NA|N/A|null|NULL|None)?[ \t]*(?=[,\n])")
+_BLANKS = " \t\v\f"
 _BLOCK_BYTES = 1 << 18
 
 
@@ -101,17 +102,16 @@ def _read_with_pyarrow(path: Path, names: Sequence[str], wanted: Wanted) -> Iter
     with reader:
         for batch in reader:
             numbers = {name: to_numbers(batch.column(name), ()) for name in wanted.numbers}
-            texts = {name: _trimmed(to_keys(batch.column(name))) for name in wanted.texts}
+            texts = {name: to_keys(_trimmed(batch.column(name))) for name in wanted.texts}
             yield {**numbers, **texts}
 
 
-def _trimmed(keys: Keys) -> Keys:
-    """Take blanks around texts away, and with them the words for a missing value."""
-    values = [str(value).strip() for value in keys.values]
-    there = dict.fromkeys(value for value in values if value not in MISSING)
-    numbered = {value: at for at, value in enumerate(there)}
-    renumbered = np.array([numbered.get(value, -1) for value in values] + [-1], dtype=np.int64)
-    return Keys(renumbered[keys.places], tuple(numbered))
+def _trimmed(array: Any) -> Any:
+    """Take blanks around texts away, and then the words for a missing value."""
+    pyarrow, compute = need("pyarrow"), need("pyarrow.compute")
+    trimmed = compute.ascii_trim(array, _BLANKS)
+    missing = compute.is_in(trimmed, value_set=pyarrow.array(MISSING))
+    return compute.replace_with_mask(trimmed, missing, pyarrow.scalar(None, trimmed.type))
 
 
 class _PlainReader:
@@ -170,7 +170,9 @@ class _PlainReader:
                 ]
             )
         for name in self._wanted.texts:
-            block[name] = _trimmed(keys_of(np.array(columns[name], dtype=np.str_)))
+            trimmed = [field.strip(_BLANKS) for field in columns[name]]
+            known = ["" if field in MISSING else field for field in trimmed]
+            block[name] = keys_of(np.array(known, dtype=np.str_))
         return block
 
     def _fields(self, number: int, line: bytes) -> list[str]:

@@ -10,7 +10,6 @@ for), C = columns, S = rows taken.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,10 +129,6 @@ class Dataset:
         if column not in self._groups:
             self._groups[column] = group_rows(self._codes(column))
         return self._groups[column]
-
-    def nearest(self, name: str) -> str:
-        """Give the column whose name is most like one that is missing; empty without any."""
-        return next(iter(get_close_matches(name, self.schema.names, n=1)), "")
 
     def _find(self, schema: Schema) -> Places:
         """Find the place of each of a schema's numbers in this data set's rows."""

@@ -8,7 +8,6 @@ Nothing of this leaves the site.
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from edge_node.data.dataset import Dataset
 from edge_node.data.kept_table import write_private
@@ -26,7 +25,7 @@ def changed_since(folder: Path, dataset: Dataset) -> str:
     seen = _read(folder).get(dataset.dataset_id, {}).get(dataset.name)
     if seen is None or seen["fingerprint"] == dataset.fingerprint:
         return ""
-    return str(seen["since"])
+    return seen["since"]
 
 
 def remember(folder: Path, dataset: Dataset, now_s: float) -> str:
@@ -46,16 +45,19 @@ def remember(folder: Path, dataset: Dataset, now_s: float) -> str:
     since = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
     of_id[dataset.name] = {"fingerprint": fingerprint, "since": since}
     write_private(folder / _FILE, json.dumps(content, indent=2, sort_keys=True).encode())
-    return str(seen["since"]) if seen is not None else ""
+    return seen["since"] if seen is not None else ""
 
 
-def _read(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def _read(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
     """Read what was seen; a damaged file only costs the warning."""
     try:
         content = json.loads((folder / _FILE).read_bytes())
-        for of_id in content.values():
-            for seen in of_id.values():
-                str(seen["fingerprint"]), str(seen["since"])
+        return {
+            dataset_id: {
+                name: {key: str(seen[key]) for key in ("fingerprint", "since")}
+                for name, seen in of_id.items()
+            }
+            for dataset_id, of_id in content.items()
+        }
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}
-    return dict(content)

@@ -210,7 +210,8 @@ class _Loader:
         codes = self._codes[name]
         used, first = np.unique(keys.places, return_index=True)
         numbers = np.full(len(keys.values) + 1, NOBODY, dtype=np.int64)
-        for at in used[np.argsort(first)].tolist():
-            if at >= 0:
-                numbers[at] = codes.setdefault(keys.values[at], len(codes))
+        ordered = used[np.argsort(first)]
+        ordered = ordered[ordered >= 0]
+        values = (keys.values[at] for at in ordered.tolist())
+        numbers[ordered] = [codes.setdefault(value, len(codes)) for value in values]
         return numbers[keys.places]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy
 from numpy.typing import NDArray
+from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -117,7 +118,7 @@ def _engine(declared: Declared) -> Engine:
             cursor.close()
             connection.commit()
 
-    sqlalchemy.event.listen(engine, "connect", make_read_only)
+    event.listen(engine, "connect", make_read_only)
     return engine
 
 

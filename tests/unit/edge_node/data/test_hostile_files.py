@@ -73,6 +73,7 @@ def test_a_pt_of_anything_but_plain_tensors_is_refused(tmp_path):
         {"a": torch.eye(2).to_sparse()},
         {"a": torch.zeros(2, dtype=torch.complex64)},
         {"a": torch.nn.Parameter(torch.zeros(2))},
+        {"a": torch.zeros(2), "b": 1},
         {},
     ):
         torch.save(content, tmp_path / "x.pt")
