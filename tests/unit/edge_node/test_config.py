@@ -98,3 +98,49 @@ def test_a_data_set_is_charged_under_its_name_unless_told_otherwise(tmp_path):
     config = load(tmp_path, BASE + "[datasets.credit]\nloader = 'npz'\npath = 'x.npz'\n")
     assert config.datasets["credit"].id == "credit"
     assert config.datasets["credit"].plug["dataset_id"] == "credit"
+
+
+# --- data sets of Flower apps --------------------------------------------------------------------
+
+FLOWER = """
+[datasets.credit]
+dataset_id = "credit-2026"
+[datasets.credit.flower]
+readable = ["data", "/srv/more"]
+node_config = { data = "/srv/more", partition-id = 3, fast = true }
+"""
+
+
+def test_a_data_set_of_flower_apps_alone_needs_no_loader(tmp_path):
+    credit = load(tmp_path, BASE + FLOWER).datasets["credit"]
+    assert (credit.id, credit.has_rows) == ("credit-2026", False)
+    assert credit.flower.readable == (tmp_path / "data", Path("/srv/more"))
+    assert credit.flower.node_config == {"data": "/srv/more", "partition-id": 3, "fast": True}
+
+
+def test_a_data_set_may_have_a_loader_and_be_shown_to_flower_apps(tmp_path):
+    plug = 'loader = "npz"\npath = "rows.npz"\n[datasets.credit.flower]'
+    credit = load(tmp_path, BASE + FLOWER.replace("[datasets.credit.flower]", plug))
+    credit = credit.datasets["credit"]
+    assert credit.has_rows
+    assert "flower" not in credit.plug
+    assert credit.flower.readable
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("readable =", "redable =", "readable"),
+        ('"data"', '"."', "own folder"),
+        ('"data"', '"state/keys"', "own folder"),
+        ('"data"', '"state"', "own folder"),
+        ("partition-id = 3", "partition-id = [3]", "partition-id"),
+        ('node_config = { data = "/srv/more", partition-id = 3, fast = true }', "node_config = 3",
+         "node_config"),
+        ('dataset_id = "credit-2026"', 'dataset_id = "credit-2026"\npath = "x"', "path"),
+        ("[datasets.credit.flower]", "[datasets.credit.flowers]", "loader"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_what_flower_apps_are_shown_is_said(tmp_path, old, new, said):
+    with pytest.raises(UsageError, match=said):
+        load(tmp_path, BASE + FLOWER.replace(old, new))

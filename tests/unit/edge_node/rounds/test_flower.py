@@ -432,6 +432,28 @@ def test_mode_site_adds_fresh_noise_to_each_update(tmp_path):
     assert evaluated != pytest.approx([0.5 * HALF, HALF], abs=1e-9)
 
 
+DECLARED = """mode = "record-local"
+epsilon = 30.0
+delta_dp = 1e-5
+noise_multiplier = 1.0
+sampling_rate = 0.05
+clipping_norm = 1.0
+update_norm = 4.0
+expected_batch_size = 50
+max_records = 1000"""
+
+
+def test_an_app_that_declares_its_own_noise_is_charged_ahead_and_encoded_as_it_is(tmp_path):
+    job = make_job((JOB % DECLARED) + "[local]\nsteps = 5\n")
+    assert job.charged_ahead
+    first, _ = answered(tmp_path / "a", ScriptedTrainer(GOOD, MODEL_D + 0.5), job=job)
+    second, _ = answered(tmp_path / "b", ScriptedTrainer(GOOD, MODEL_D + 0.5), job=job)
+    assert np.array_equal(first, second)
+    assert first[:7] == pytest.approx(np.full(7, 0.5), abs=1e-3)
+    clipped, _ = answered(tmp_path / "c", ScriptedTrainer(GOOD, MODEL_D + 50), job=job)
+    assert np.linalg.norm(clipped[:7]) == pytest.approx(4.0, abs=1e-2)
+
+
 def test_mode_record_distributed_is_for_tasks(tmp_path):
     job = make_job()
     object.__setattr__(job.plan, "mode", Mode.RECORD_DISTRIBUTED)
