@@ -151,11 +151,11 @@ class TreeModel:
         rows_N = np.arange(len(bins_NF))
         for level in range(levels):
             first = (1 << level) - 1
+            if (self.feature_TI[tree, first : 2 * first + 1] == NO_SPLIT).all():
+                break  # by the model alone: no time may tell where records are
             inner_N = np.minimum(node_N, self.feature_TI.shape[1] - 1)
             feature_N = self.feature_TI[tree, inner_N]
             open_N = (node_N >= first) & (feature_N != NO_SPLIT)
-            if not open_N.any():
-                break
             bin_N = bins_NF[rows_N, feature_N]
             left_N = np.where(
                 bin_N == missing_F[feature_N],
