@@ -11,7 +11,7 @@ Shapes: D = coordinates of the model vector, M = metric coordinates.
 
 import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -211,7 +211,9 @@ def make_flower_round(
         blob_bytes=spec_bytes + flower_config.MAX_BYTES + DESCRIPTION_BYTES + most,
         readable=data.readable,
     )
-    trainer = Trainer(trainer_job, trainer_limits(config), trainer_confinement(config))
+    # Its steps are its own: there are no batches that several processes could share.
+    limits = replace(trainer_limits(config), processes=1)
+    trainer = Trainer(trainer_job, limits, trainer_confinement(config))
     return FlowerRound(job, trainer, site.states, most)
 
 
