@@ -105,7 +105,8 @@ class LocalDp:
         ) -> None:
             nonlocal begin
             rows = slice(begin, begin + n_valid)
-            metrics = metrics_PM[:n_valid] * self._metric_scale
+            scale_N = self._metric_scale * drawn.shares_N[rows]
+            metrics = metrics_PM[:n_valid] * scale_N[:, np.newaxis]
             accumulator.add(gradients_PD[:n_valid], metrics, drawn.real_N[rows], drawn.lasts(rows))
             begin += n_valid
 

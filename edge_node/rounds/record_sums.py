@@ -68,7 +68,7 @@ class RecordSums:
             rows = slice(begin, begin + n_valid)
             # Minus the gradient, so that the decoded mean is a descent step.
             contribution = np.negative(gradients_PD[:n_valid], out=gradients_PD[:n_valid])
-            metrics = metrics_PM[:n_valid] * metric_scale
+            metrics = metrics_PM[:n_valid] * (metric_scale * drawn.shares_N[rows, np.newaxis])
             accumulator.add(contribution, metrics, drawn.real_N[rows], drawn.lasts(rows))
             begin += n_valid
 

@@ -49,11 +49,14 @@ class DrawnRows:
         rows_NW: float32, shape (N, W): sampled rows and padding.
         real_N: True where a row was sampled.
         last_N: True at the last row of each user; None where the unit is a record.
+        shares_N: What a row's metrics weigh, so that those of a user are a mean over its rows:
+            one over the rows of its user that are used; 1 where the unit is a record.
     """
 
     rows_NW: NDArray[np.float32] = field(repr=False)
     real_N: NDArray[np.bool_] = field(repr=False)
     last_N: NDArray[np.bool_] | None = field(repr=False)
+    shares_N: NDArray[np.float32] = field(repr=False)
 
     def lasts(self, rows: slice) -> NDArray[np.bool_] | None:
         """Give `last_N` of some rows."""
@@ -87,7 +90,9 @@ class RowDraw:
         if self._groups is None:
             indices = poisson_sample(len(self._dataset), self._rate, coins)
             n_rows = max(rows_a_step(len(self._dataset), self._rate), len(indices))
-            return DrawnRows(self._padded(indices, n_rows), np.arange(n_rows) < len(indices), None)
+            real_N = np.arange(n_rows) < len(indices)
+            ones_N = np.ones(n_rows, dtype=np.float32)
+            return DrawnRows(self._padded(indices, n_rows), real_N, None, ones_N)
         users_S = poisson_sample(len(self._groups), self._rate, coins)
         indices_SR, valid_SR = self._groups.rows_of(users_S, self._rows_each)
         n_rows = max(rows_a_step(len(self._groups), self._rate), len(users_S)) * self._rows_each
@@ -96,9 +101,12 @@ class RowDraw:
         real_N[: valid_SR.size] = valid_SR.reshape(-1)
         # A user's real rows come first among its slots, and each user has at least one.
         last_N = np.zeros(n_rows, dtype=np.bool_)
-        last_N[np.arange(len(users_S)) * self._rows_each + valid_SR.sum(axis=1) - 1] = True
+        counts_S = valid_SR.sum(axis=1)
+        last_N[np.arange(len(users_S)) * self._rows_each + counts_S - 1] = True
+        shares_N = np.ones(n_rows, dtype=np.float32)
+        shares_N[: valid_SR.size] = np.repeat(1.0 / counts_S, self._rows_each)
         rows_NW[~real_N] = self._padding_W
-        return DrawnRows(rows_NW, real_N, last_N)
+        return DrawnRows(rows_NW, real_N, last_N, shares_N)
 
     def _padded(self, indices: NDArray[np.int64], n_rows: int) -> NDArray[np.float32]:
         rows_NW = np.empty((n_rows, self._schema.width), dtype=np.float32)

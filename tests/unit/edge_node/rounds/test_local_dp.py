@@ -177,6 +177,7 @@ def test_every_sampled_user_takes_the_same_rows_and_at_most_max_rows_count(monke
             )
             np.testing.assert_array_equal(drawn.real_N[begin : begin + 3], valid[0])
             assert drawn.last_N[begin + count - 1]
+            assert drawn.shares_N[begin : begin + count].sum() == pytest.approx(1.0)
             begin += 3
         assert (drawn.rows_NW[~drawn.real_N] == 0).all()
 
@@ -191,7 +192,7 @@ def test_a_user_is_clipped_once_however_many_rows_it_has(monkeypatch, mode):
         text = text.replace("record-local", mode).replace("update_norm = 4.0\n", "")
         text = text.replace(f"[local]\nsteps = {STEPS}\nlearning_rate = {RATE}\n", "")
         text = text.replace("noise_multiplier = 0.03", "noise_multiplier = 0.01")
-    job, _ = job_of(text)
+    job, table = job_of(text)
     trainer = ScriptedTrainer()
     users = np.arange(10)
     if mode == "record-local":
@@ -202,3 +203,8 @@ def test_a_user_is_clipped_once_however_many_rows_it_has(monkeypatch, mode):
         decoded = update_of(RecordSums(job, trainer), users, monkeypatch)
         most = 0.5 * len(users)
     assert np.linalg.norm(decoded.gradient_D) == pytest.approx(most, rel=0.05)
+    # A user's metric is the mean over its rows, so three rows tell no more than one.
+    groups = job.dataset.groups("who")
+    means = [table[groups.rows_of(np.array([u]), 3)[0][0], 0].mean() for u in users]
+    over = BATCH if mode == "record-local" else 1
+    assert decoded.metric_sums_M[0] == pytest.approx(sum(means) / over, rel=0.1)
