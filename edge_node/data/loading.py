@@ -44,12 +44,23 @@ def load_dataset(
         UsageError: What is missing or wrong, where, and the mend.
     """
     declared = read_declared(name, dict(plug), folder)
-    source = open_source(declared)
-    layout = _Layout.choose(declared, source)
-    kept = KeptTable(declared, source, layout.schema, state)
-    found = kept.find()
-    if found is not None:
-        return found
+    try:
+        source = open_source(declared)
+        layout = _Layout.choose(declared, source)
+        kept = KeptTable(declared, source, layout.schema, state)
+        found = kept.find()
+        return _load(declared, source, layout, kept) if found is None else found
+    except MemoryError as error:
+        raise UsageError(
+            f"{declared.where}: not enough memory for its table: lower in_memory_mib, so that it"
+            " goes to a file"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{declared.where}: {error}") from error
+
+
+def _load(declared: Declared, source: Source, layout: "_Layout", kept: KeptTable) -> Dataset:
+    """Read the source once, and keep its table if that went to a file."""
     loader = _Loader(declared, layout, kept.folder)
     try:
         for block in source.read(layout.wanted):
@@ -58,13 +69,6 @@ def load_dataset(
             raise UsageError(f"{declared.where}: the source changed while it was read; try again")
         dataset = loader.dataset()
         kept.keep(dataset, loader.rows, loader.users)
-    except MemoryError as error:
-        raise UsageError(
-            f"{declared.where}: not enough memory for its table: lower in_memory_mib, so that it"
-            " goes to a file"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{declared.where}: {error}") from error
     finally:
         loader.close()
     return dataset
