@@ -60,7 +60,7 @@ def _written(kind: Any, value: Any) -> Any:
 
 
 def _record(kind: type[Any], values: Any) -> Any:
-    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    fields = {field.name: field.type for field in dataclasses.fields(kind)}  # else a TypeError
     if not isinstance(values, dict) or values.keys() != fields.keys():
         raise KeyError
     return kind(**{name: _read(fields[name], value) for name, value in values.items()})
@@ -71,7 +71,7 @@ def _read(kind: Any, value: Any) -> Any:
         if value is None:
             return None
         kind = get_args(kind)[0]
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if isinstance(value, dict):
         return _record(kind, value)
     if kind is bytes:
         return bytes.fromhex(value)

@@ -1,6 +1,7 @@
 """Local steps: the exact clipped sum plus the drawn noise, step by step, for records and users."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -273,3 +274,31 @@ def test_the_private_difference_goes_into_the_ring_as_it_is():
     assert np.allclose(mean.metric_sums_M, METRICS[:3].sum(axis=0), atol=1e-5)
     with pytest.raises(UsageError, match="seeds"):
         encode_delta(plan, Delta(GRADS[0], DIGEST), METRICS[0], b"r" * 32, SEED)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"local": []},
+        {"local": 3},
+        {"local": True},
+        {"local": {}},
+        {"scale": {}},
+        {"mode": {"a": 1}},
+        {"unit": {}},
+        {"unit": 5},
+        {"local": {"steps": {}}},
+        {"local": {"steps": 10**400}},
+        {"local": {"clip_gradient": 1e308, "clip_metrics": 1.7e308}},
+        {"local": {"grid_exponent": -60}},
+    ],
+    ids=str,
+)
+def test_hostile_bytes_are_no_local_plan(bad):
+    values = json.loads(PLAN.to_bytes())
+    if isinstance(bad.get("local"), dict) and bad["local"]:
+        bad = {"local": {**values["local"], **bad["local"]}}
+    raw = json.dumps({**values, **bad}, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(PeerError) as caught:
+        EncodingPlan.from_bytes(raw)
+    assert caught.value.reason is Reason.MALFORMED
