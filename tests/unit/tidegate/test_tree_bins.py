@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.schema import Column
@@ -34,6 +34,7 @@ def test_edges_that_are_one_in_single_precision_are_one():
     assert as_edges([1.0, 1.0 + 1e-12, 2.0]) == (1.0, 2.0)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(FLOATS, min_size=1, max_size=20), st.lists(FLOATS, max_size=8))
 def test_a_bin_says_the_same_as_comparing_with_its_edge(values, cuts):
     edges = as_edges([cut for cut in cuts if np.isfinite(cut)])

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.errors import PeerError, Reason, UsageError
@@ -52,6 +52,7 @@ def slow_margin(model, row):
     return margin
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000))
 def test_predictions_are_those_of_following_each_record(seed):
     model = random_model(seed)
