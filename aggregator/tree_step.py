@@ -53,7 +53,7 @@ class TreeStep:
             sums_U, rules = moved_to(margin, sums_U, rules)
         splits = grow(model, layout, turn, sums_U, rules)
         metrics = {"tree": turn.tree + 1.0, "level": turn.level + 1.0, "splits": float(splits)}
-        metrics["splits in all"] = float(np.count_nonzero(model.feature_TI != NO_SPLIT))
+        metrics["splits_total"] = float(np.count_nonzero(model.feature_TI != NO_SPLIT))
         return GlobalModel(model.to_vector(), metrics)
 
     def _rules(self, noise_sd: float) -> GrowthRules:
