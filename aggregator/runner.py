@@ -112,11 +112,11 @@ class JobRunner:
     def wait_for_nodes(self) -> list[int]:
         """Return the node ids of the sites that take part, once they are enough for a cohort.
 
-        A strategy asks several times while it samples: one round, one answer.
+        A strategy asks several times while it samples, and some ask until more have come: no answer
+        of a round lacks a node that an earlier one named.
         """
-        if not self._offered:
-            waiting = asyncio.run_coroutine_threadsafe(self._run.wait_for_cohort(), self._loop)
-            self._offered = {self._node_ids[site] for site in waiting.result()}
+        waiting = asyncio.run_coroutine_threadsafe(self._run.wait_for_cohort(), self._loop)
+        self._offered |= {self._node_ids[site] for site in waiting.result()}
         return sorted(self._offered)
 
     def run_round(self, node_ids: list[int], instruction: Instruction = TRAINING) -> SecureMean:

@@ -37,6 +37,7 @@ from tidegate.jobfile import FlowerApp
 
 Vector = NDArray[np.float32]
 
+_MANY_QUESTIONS = 30
 _MOST_QUESTIONS = 100_000
 _PURPOSE = re.compile(r"(train|evaluate)(\.[A-Za-z_][A-Za-z0-9_]{0,31})?")
 
@@ -97,6 +98,11 @@ class ServerAppDriver:
     def _check_patience(self) -> None:
         """Give a main up that asks and asks, and never for an exchange."""
         self._questions += 1
+        if self._questions == _MANY_QUESTIONS and self._node_ids:
+            self._runner.say(
+                f"the ServerApp keeps asking for nodes and is told of {len(self._node_ids)}: does"
+                " its strategy want more (min_available_nodes) than there are?"
+            )
         if self._questions > _MOST_QUESTIONS:
             raise UsageError(
                 f"the ServerApp asked {_MOST_QUESTIONS} questions without a call to the sites"

@@ -274,6 +274,12 @@ def test_a_main_that_only_asks_is_given_up(store, monkeypatch):
         drive(store, [DONE])
 
 
+def test_a_main_that_waits_for_more_nodes_than_there_are_is_named(store):
+    runner, _ = drive(store, [NODES] * 40 + [call(), DONE])
+    (line,) = runner.said
+    assert "is told of 2" in line
+
+
 def test_what_the_sandbox_lacks_is_said(store):
     runner = Runner(store)
     child = Child([{"ready": ["network"], "notes": ["no user namespace"]}, call(), DONE])

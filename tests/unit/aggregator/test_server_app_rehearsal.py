@@ -24,6 +24,9 @@ CHANGES_SHAPE = """
 def run(tmp_path, monkeypatch):
     """Rehearse an app in this process, and forget it afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.chdir(scratch)  # main saves its model
     modules, threads = set(sys.modules), torch.get_num_threads()
 
     def run(body=FEDADAM, imports="FedAdam", values=None, **files):
