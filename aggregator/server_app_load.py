@@ -62,7 +62,8 @@ def load_server_app(folder: str, reference: str) -> ServerApp:
     if not has_main(app):
         raise UsageError(
             f"the ServerApp {reference} has no @app.main(): apps with server_fn belong to Flower's"
-            " older API, whose strategies ask for single replies; write a main(grid, context)"
+            " older API, whose strategies ask for single replies; write a main(grid, context), or"
+            " state driver = 'strategy', a [strategy] and [flower] model in job.toml"
         )
     return app
 
