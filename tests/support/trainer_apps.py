@@ -3,7 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
+from edge_node.trainer import HealthRules, Trainer, TrainerConfinement, TrainerJob, TrainerLimits
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate.confine.sandbox import SandboxMode
 from tidegate.schema import scalars
@@ -57,6 +57,7 @@ def make_trainer(app: Path, **changes: object) -> Trainer:
         "physical_batch": 8,
         "device": "cpu",
         "mode": SandboxMode.BEST_AVAILABLE,
+        "health": HealthRules(max_restarts=20, backoff_s=0.0),
     }
     values = defaults | changes
     job, limits, confinement = ({k: v for k, v in values.items() if k in part} for part in parts)
