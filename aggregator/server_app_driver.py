@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class ServerAppDriver:
         self._time_limit_s = time_limit_s
         self._asked = 0
         self._skipped = False
+        self._widened = False
         self._questions = 0
         self._node_ids: tuple[int, ...] = ()
         self._latest_D: Vector | None = None
@@ -177,11 +179,29 @@ class ServerAppDriver:
                 " main ask for fewer"
             )
 
+    def _enough(self, node_ids: list[int]) -> list[int]:
+        """Add nodes at random where main samples fewer than a cohort needs.
+
+        Apps as they come sample two nodes or half of them; a mean over so few is never opened.
+        """
+        if len(set(node_ids)) >= self._runner.min_sites:
+            return node_ids
+        others = sorted(set(self._runner.wait_for_nodes()) - set(node_ids))
+        missing = max(self._runner.min_sites, self._runner.job.file.round.target_sites)
+        missing = min(missing - len(set(node_ids)), len(others))
+        if not self._widened:
+            self._runner.say(
+                f"the ServerApp asks {len(node_ids)} nodes, a cohort needs"
+                f" {self._runner.min_sites} or more: {missing} others are asked too"
+            )
+        self._widened = True
+        return [*node_ids, *SystemRandom().sample(others, missing)]
+
     def _carry_out(
         self, number: int, node_ids: list[int], instruction: Instruction, sent_D: Vector
     ) -> Answer:
         """Run an exchange and keep its answer before main hears it."""
-        mean = self._runner.run_round(node_ids, instruction)
+        mean = self._runner.run_round(self._enough(node_ids), instruction)
         mean_D, prefix = None, EVALUATION_PREFIX
         if not instruction.evaluates:
             mean_D, prefix = (sent_D + mean.values_U).astype(np.float32), ""

@@ -32,7 +32,9 @@ BaseModels = Annotated[
 
 def _draft(text: str) -> Any:
     """Make an option of a drafted job file."""
-    return typer.Option(help=text, rich_help_panel="For a Flower app without job.toml")
+    return typer.Option(
+        help=text, rich_help_panel="For a Flower app without job.toml", show_default=False
+    )
 
 
 @app.command()

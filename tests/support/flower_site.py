@@ -73,7 +73,7 @@ def main(grid, context):
 """
 
 FEDADAM = """
-    strategy = FedAdam(eta=0.05, tau=1e-2, beta_1=0.8)
+    strategy = FedAdam(fraction_evaluate=0.4, eta=0.05, tau=1e-2, beta_1=0.8)
     result = strategy.start(
         grid=grid,
         initial_arrays=arrays,

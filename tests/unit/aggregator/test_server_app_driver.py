@@ -57,6 +57,7 @@ class Runner:
         self.said = []
         self.crash_at = None
         self.mean = np.ones(D)
+        self.min_sites = 2
 
     def say(self, line):
         self.said.append(line)
@@ -272,6 +273,18 @@ def test_a_main_that_only_asks_is_given_up(store, monkeypatch):
         drive(store, [NODES] * 6)
     with pytest.raises(UsageError, match="without a call to the sites"):
         drive(store, [DONE])
+
+
+def test_a_main_that_samples_fewer_nodes_than_a_cohort_gets_more(store):
+    runner = Runner(store)
+    runner.min_sites, runner.wait_for_nodes = 4, lambda: [1, 2, 3, 4, 5, 6, 7]
+    drive(store, [call(nodes=(2, 6)), call(nodes=(1, 2, 3, 4)), DONE], runner)
+    (_, first), (_, second) = runner.asked
+    assert first[:2] == [2, 6]
+    assert len(set(first)) == 5  # target_sites
+    assert second == [1, 2, 3, 4]
+    (line,) = runner.said
+    assert "asks 2 nodes, a cohort needs 4 or more: 3 others are asked too" in line
 
 
 def test_a_main_that_waits_for_more_nodes_than_there_are_is_named(store):
