@@ -58,7 +58,7 @@ class LocalDp:
         self._rate = rules.learning_rate or 0.0
         unit = job.job_file.privacy.unit
         self._rows = RowDraw(job.dataset, job.schema, unit, job.plan.sampling_rate)
-        self._metric_scale = np.float32(job.job_file.metrics.coordinate_scale(local.clip_metrics))
+        self._metric_scale = job.job_file.metrics.coordinate_scale(local.clip_metrics)
 
     async def start(self) -> SandboxReport:
         """Start the trainers; gives the report of the one that lacks a protection, if one does."""
@@ -98,6 +98,7 @@ class LocalDp:
         self, accumulator: LocalStepAccumulator, model_D: NDArray[np.float32]
     ) -> NoisyStep:
         drawn: DrawnRows = self._rows.draw(secrets.token_bytes(_SEED_BYTES))
+        scales_N = np.asarray(drawn.shares_N * self._metric_scale, dtype=np.float32)
         begin = 0
 
         def add(
@@ -105,8 +106,7 @@ class LocalDp:
         ) -> None:
             nonlocal begin
             rows = slice(begin, begin + n_valid)
-            scale_N = self._metric_scale * drawn.shares_N[rows]
-            metrics = metrics_PM[:n_valid] * scale_N[:, np.newaxis]
+            metrics = metrics_PM[:n_valid] * scales_N[rows, np.newaxis]
             accumulator.add(gradients_PD[:n_valid], metrics, drawn.real_N[rows], drawn.lasts(rows))
             begin += n_valid
 
@@ -120,7 +120,7 @@ class LocalDp:
         if self._optimiser is not None:
             stepped_D = await self._optimiser.optimise(model_D, mean_D)
         else:
-            stepped_D = model_D - np.float32(self._rate) * mean_D
+            stepped_D = np.asarray(model_D - self._rate * mean_D, dtype=np.float32)
         if not np.isfinite(stepped_D).all():
             raise PeerError(
                 Reason.NOT_FINITE, "the local steps gave NaN or infinity; lower the learning rate"

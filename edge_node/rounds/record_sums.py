@@ -58,7 +58,8 @@ class RecordSums:
         accumulator = RecordAccumulator(plan)
         # Each block of a record's metrics has norm at most 1; together they are brought to C_m, to
         # which they are clipped all the same.
-        metric_scale = np.float32(self.job.job_file.metrics.coordinate_scale(plan.clip_metrics))
+        scale = self.job.job_file.metrics.coordinate_scale(plan.clip_metrics)
+        scales_N = np.asarray(drawn.shares_N * scale, dtype=np.float32)
         begin = 0
 
         def add(
@@ -68,7 +69,7 @@ class RecordSums:
             rows = slice(begin, begin + n_valid)
             # Minus the gradient, so that the decoded mean is a descent step.
             contribution = np.negative(gradients_PD[:n_valid], out=gradients_PD[:n_valid])
-            metrics = metrics_PM[:n_valid] * (metric_scale * drawn.shares_N[rows, np.newaxis])
+            metrics = metrics_PM[:n_valid] * scales_N[rows, np.newaxis]
             accumulator.add(contribution, metrics, drawn.real_N[rows], drawn.lasts(rows))
             begin += n_valid
 

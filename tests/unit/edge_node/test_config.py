@@ -144,3 +144,17 @@ def test_a_data_set_may_have_a_loader_and_be_shown_to_flower_apps(tmp_path):
 def test_what_is_wrong_with_what_flower_apps_are_shown_is_said(tmp_path, old, new, said):
     with pytest.raises(UsageError, match=said):
         load(tmp_path, BASE + FLOWER.replace(old, new))
+
+
+def test_base_models_are_folders_by_name(tmp_path):
+    config = load(tmp_path, BASE + '[base_models.minilm-l6]\npath = "models/minilm"\n')
+    assert config.base_models == {"minilm-l6": tmp_path / "models" / "minilm"}
+    assert load(tmp_path, BASE).base_models == {}
+    for text, says in (
+        ('[base_models."Mini LM"]\npath = "x"\n', "NAME of 1 to 63"),
+        ("[base_models.a]\n", "path is missing"),
+        ('[base_models.a]\npath = "x"\nsha256 = "y"\n', "sha256"),
+        ("base_models = 3\n", r"\[base_models.NAME\]"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            load(tmp_path, text + BASE if text[0] == "b" else BASE + text)
