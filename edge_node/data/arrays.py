@@ -43,6 +43,9 @@ NO_ARRAY = (
 )
 """What numpy raises at a damaged file: it takes a header for Python source."""
 _NO_TENSORS = (OSError, ValueError, RuntimeError, EOFError, KeyError, TypeError)
+_SAFE_NUMBERS = frozenset(
+    "BOOL U8 U16 U32 U64 I8 I16 I32 I64 F16 BF16 F32 F64".split()  # noqa: SIM905 - a list of words
+)
 _KINDS = {"f": NUMBERS, "i": NUMBERS, "u": NUMBERS, "b": NUMBERS, "U": TEXT, "S": TEXT}
 
 
@@ -150,7 +153,7 @@ def open_safetensors(declared: Declared) -> Source:
         ) from error
     arrays = []
     for name, part in slices.items():
-        numbers = not part.get_dtype().startswith(("F4", "F6", "F8", "C"))
+        numbers = part.get_dtype() in _SAFE_NUMBERS
         kind = NUMBERS if numbers else str(part.get_dtype())
         arrays.append(ArrayColumn(name, kind, tuple(part.get_shape()), _slice_reader(part)))
     return array_source(arrays, path, declared.where)

@@ -162,6 +162,7 @@ class _Loader:
                 )
             with np.errstate(over="ignore"):  # beyond float32 becomes infinite, and is counted
                 rows_nW[:, place] = values.reshape(n_rows, -1)
+            _canonical(rows_nW[:, place])
             self._tallies[column.name].add(values, rows_nW[:, place])
         self.rows.append(rows_nW)
         if self._codes:
@@ -219,3 +220,10 @@ class _Loader:
         values = (keys.values[at] for at in ordered.tolist())
         numbers[ordered] = [codes.setdefault(value, len(codes)) for value in values]
         return numbers[keys.places]
+
+
+def _canonical(numbers: NDArray[np.float32]) -> None:
+    """Give every missing number the same bits, whatever the source's NaN was like."""
+    missing = np.isnan(numbers)
+    if missing.any():
+        numbers[missing] = np.nan

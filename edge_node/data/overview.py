@@ -10,6 +10,7 @@ from edge_node.data.check import check_users, compare, job_schema, shares_outsid
 from edge_node.data.dataset import Dataset
 from edge_node.data.fingerprints import changed_since
 from edge_node.data.loading import load_dataset
+from edge_node.flower_data import check_readable
 from edge_node.store_schema import make_private_folder
 from privacy.errors import PeerError, UsageError
 from tidegate.jobfile import JobFile
@@ -75,12 +76,16 @@ def check_datasets(
 
 
 def _check(config: SiteConfig, name: str, job_file: JobFile | None) -> CheckedDataset:
+    declared = config.datasets[name]
     with tempfile.TemporaryDirectory(prefix="check-", dir=config.folder) as folder:
         try:
-            plug = config.datasets[name].plug
-            dataset = load_dataset(name, plug, config.path.parent, Path(folder))
+            if declared.flower is not None:
+                check_readable(declared.flower, f"[datasets.{name}.flower]")
+            if not declared.has_rows:  # Flower apps load their own data
+                return CheckedDataset(name, declared.id)
+            dataset = load_dataset(name, declared.plug, config.path.parent, Path(folder))
         except UsageError as error:
-            return CheckedDataset(name, config.datasets[name].id, failure=str(error))
+            return CheckedDataset(name, declared.id, failure=str(error))
         return _describe(config, dataset, job_file)
 
 

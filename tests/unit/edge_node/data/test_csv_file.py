@@ -11,6 +11,11 @@ from privacy.errors import UsageError
 
 pytest.importorskip("pyarrow")
 NAN = np.nan
+SETTINGS = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture],
+}
 
 
 def load(folder, text, **changes):
@@ -92,7 +97,7 @@ texts = st.sampled_from(["ann", " ann", "Bob ", "NA", "", '"x,y"', '"a ""b"""', 
 ends = st.sampled_from(["\n", "\r\n", "\n\n"])
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, **SETTINGS)
 @given(st.lists(st.tuples(cells, cells, texts, ends), max_size=5))
 def test_both_ways_agree(tmp_path, rows):
     text = "a,b,who\n" + "".join(f"{a},{b},{who}{end}" for a, b, who, end in rows)
@@ -107,7 +112,7 @@ def test_both_ways_agree(tmp_path, rows):
         assert found[0] == found[1]
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, **SETTINGS)
 @given(st.lists(cells, max_size=5))
 def test_both_ways_agree_on_a_single_column(tmp_path, rows):
     text = "a\n" + "".join(f"{cell}\n" for cell in rows)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_node.data import from_table
@@ -22,6 +22,7 @@ orders = st.lists(st.sampled_from(SITE.columns), unique=True, min_size=1)
 rows = st.lists(st.integers(0, 6), max_size=9)
 
 
+@settings(deadline=None, derandomize=True)
 @given(orders, rows)
 def test_rows_lie_as_the_schema_asked_for_says(columns, indices):
     data, schema = site(), Schema(tuple(columns))
@@ -70,6 +71,7 @@ def test_a_column_that_is_not_there_is_named(column, says):
 codes = st.lists(st.integers(-1, 5), max_size=30)
 
 
+@settings(deadline=None, derandomize=True)
 @given(codes, st.integers(1, 6))
 def test_each_user_has_its_own_rows_in_order_and_no_more_than_allowed(codes, most):
     groups = group_rows(np.array(codes, dtype=np.int64))
@@ -83,6 +85,7 @@ def test_each_user_has_its_own_rows_in_order_and_no_more_than_allowed(codes, mos
         assert not indices[place][~valid[place]].any()
 
 
+@settings(deadline=None, derandomize=True)
 @given(codes, codes)
 def test_one_user_more_changes_no_other_users_rows(before, after):
     """The sensitivity of a user's sum rests on this."""

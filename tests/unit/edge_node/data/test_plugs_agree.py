@@ -16,6 +16,11 @@ from edge_node.data.loading import load_dataset
 torch = pytest.importorskip("torch")
 pyarrow = pytest.importorskip("pyarrow")
 
+SETTINGS = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture],
+}
 GRADES = ("low", "mid", "high")
 numbers = st.floats(width=32, allow_infinity=False) | st.integers(-(2**24), 2**24)
 values = numbers.map(lambda value: value + 0.0)  # SQLite keeps no sign of zero
@@ -114,7 +119,7 @@ def with_function(folder, records):
 OTHERS = (with_csv, with_parquet, with_sql, with_function)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, **SETTINGS)
 @given(records)
 def test_every_plug_gives_the_same(folder, records):
     first = with_npz(folder, records)
@@ -134,7 +139,7 @@ def test_every_plug_gives_the_same(folder, records):
 shapes = st.sampled_from([(), (1,), (3,), (2, 2)])
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, **SETTINGS)
 @given(st.lists(shapes, min_size=1, max_size=4), st.integers(1, 9))
 def test_shaped_columns_are_the_same_in_each_file_of_arrays(folder, shapes, n_rows):
     from pyarrow import parquet

@@ -6,7 +6,7 @@ import sqlite3
 import numpy as np
 import pytest
 import sqlalchemy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_node.data import sql
@@ -115,6 +115,7 @@ def test_a_select_that_only_talks_of_writing_is_read(query):
     assert sql.single_select(query)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_no_text_around_a_second_statement_hides_it_from_sqlite(before, after):
     """What passes as one SELECT is one statement to the database too."""
