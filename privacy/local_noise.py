@@ -110,7 +110,8 @@ class LocalNoise:
         if self.variance < needed:
             message = (
                 f"the plan adds noise of variance {self.variance} to a local step, its noise"
-                f" multiplier and sensitivity ask for {float(needed):.6g}"
+                f" multiplier and sensitivity ask for a deviation of"
+                f" {noise_multiplier * self.sensitivity:.6g}"
             )
             raise PeerError(Reason.POLICY, message)
 

@@ -7,7 +7,7 @@ multiplier is found, epsilon is counted, and what cannot protect or cannot learn
 """
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from privacy.accounting.accountant import ORDERS, Accountant
 from privacy.accounting.calibration import Target, least_noise_multiplier
@@ -261,13 +261,16 @@ def _compare(plan: EncodingPlan, own: EncodingPlan) -> None:
     Raises:
         PeerError: POLICY.
     """
-    for name in vars(own) if own.to_bytes() != plan.to_bytes() else ():
-        if getattr(own, name) != getattr(plan, name, None):
+    if own.to_bytes() == plan.to_bytes():
+        return
+    for field in fields(own):
+        said, derived = getattr(plan, field.name), getattr(own, field.name)
+        if repr(said) != repr(derived):  # -0.0 is no other number than 0.0, and other bytes
             raise PeerError(
                 Reason.POLICY,
-                f"the plan says {name} = {getattr(plan, name)!r}, the job and the manifest give"
-                f" {getattr(own, name)!r}",
+                f"the plan says {field.name} = {said!r}, the job and the manifest give {derived!r}",
             )
+    raise PeerError(Reason.POLICY, "the plan is not the one that the job and the manifest give")
 
 
 def _unit(plan: EncodingPlan) -> Unit:
