@@ -183,6 +183,7 @@ class EdgeNode:
             if verdict.accepted is None:
                 log.warning("job not taken up again", job=job.job_id, why=verdict.detail)
                 self._store.end_job(job.job_id, "failed")
+                self._desk.forget(job.job_id)
             else:
                 self._participant.restore_job(verdict.accepted)
                 self._spawn(self._warm_up(job.job_id))

@@ -29,7 +29,7 @@ def run(coroutine):
 
 @pytest.fixture(autouse=True)
 def fake_trainer(monkeypatch):
-    monkeypatch.setattr("edge_node.rounds.choice.Trainer", FakeTrainer)
+    monkeypatch.setattr("edge_node.rounds.task_rounds.Trainer", FakeTrainer)
     monkeypatch.setattr(FakeTrainer, "fail_next", 0)
 
 

@@ -73,7 +73,8 @@ class FakeTrainer:
 
     async def local_steps(self, model_D, batches, learning_rate):
         await asyncio.sleep(0)
-        return model_D - np.float32(learning_rate * 0.01)
+        metrics_KM = np.zeros((len(batches), self.job.metrics_length), np.float32)
+        return model_D - np.float32(learning_rate * 0.01), metrics_KM
 
     async def stop(self):
         pass
