@@ -57,7 +57,7 @@ class Figure:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Measure what a request to a trainer costs.")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args(arguments)
