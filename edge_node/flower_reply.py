@@ -148,7 +148,7 @@ def check_evaluation(reply: ReplyDescription) -> tuple[str, ...]:
 
 
 def metric_vector(
-    reply: ReplyDescription, layout: MetricLayout, scale: float
+    reply: ReplyDescription, layout: MetricLayout, scale: float, *, keep_nan: bool = False
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Read the declared metrics: each cut to [0, upper], and then the same share of its block.
 
@@ -156,13 +156,14 @@ def metric_vector(
         reply: As described.
         layout: The job's metrics, all of them means.
         scale: What an entry of 1.0 weighs: `MetricLayout.coordinate_scale`.
+        keep_nan: Gives NaN for a metric that is not finite, where that is no reason to refuse.
 
     Returns:
         Shape (M,), and notes for the site's own log.
 
     Raises:
         ReplyRefused: TRAINER_FAILED: a declared metric is missing or no single number; NOT_FINITE:
-            it is NaN or infinite.
+            it is NaN or infinite, and is not kept.
     """
     values = []
     for metric in layout.metrics:
@@ -173,6 +174,9 @@ def metric_vector(
             message = f"the reply of the app lacks the declared metric {metric.name!r}"
             raise ReplyRefused(Reason.TRAINER_FAILED, message)
         if not math.isfinite(value):
+            if keep_nan:
+                values.append(math.nan)
+                continue
             message = f"the app's metric {metric.name!r} is not finite"
             raise ReplyRefused(Reason.NOT_FINITE, message)
         values.append(min(max(value, 0.0), metric.upper) / metric.upper * scale)

@@ -341,6 +341,9 @@ def encode_delta(
     In record-local delta and metrics are noised already (`privacy.local_steps`): what is done here
     is post-processing, and the clip keeps them in the ring's range, no more.
 
+    In mode site a vector that is not finite counts as zero, which is the very neighbour that the
+    noise hides it from: a refusal would tell, uncharged, what this site's data did.
+
     Args:
         plan: Mode site, none or record-local.
         delta: Local minus global parameters.
@@ -350,12 +353,15 @@ def encode_delta(
 
     Raises:
         PeerError: WRONG_SHAPE: the delta or the metrics are not of the plan's model; NOT_FINITE:
-            they hold a NaN or an infinity.
+            they hold a NaN or an infinity, in modes none and record-local.
         UsageError: Seeds that do not fit the mode; in mode none, integers that leave the ring.
     """
     if delta.spec_digest != plan.spec_digest or delta.values_D.shape != (plan.gradient_length,):
         message = "the delta was taken with another vector spec than the plan's"
         raise PeerError(Reason.WRONG_SHAPE, message)
+    if plan.mode is Mode.SITE and not all_finite(delta, metrics_M):
+        delta = Delta(np.zeros_like(delta.values_D), delta.spec_digest)
+        metrics_M = None if metrics_M is None else np.zeros_like(metrics_M)
     clipped = clip_site_delta(delta, plan.clip_gradient)
     if metrics_M is not None or plan.metrics_length:
         metrics_M = np.empty(0, np.float32) if metrics_M is None else metrics_M
@@ -372,6 +378,12 @@ def encode_delta(
         return without_noise(round_plainly(compressed, plan.scale), plan.bits)
     message = f"mode {plan.mode} with these seeds: site takes both, none and record-local neither"
     raise UsageError(message)
+
+
+def all_finite(delta: Delta, metrics_M: NDArray[np.float32] | None) -> bool:
+    """Say whether neither a site's delta nor its metrics hold a NaN or an infinity."""
+    metrics_finite = metrics_M is None or bool(np.isfinite(metrics_M).all())
+    return metrics_finite and bool(np.isfinite(delta.values_D).all())
 
 
 def _positive(value: float) -> bool:

@@ -39,7 +39,7 @@ from edge_node.trainer_frames import CALL, FLOWER
 from privacy.delta import Delta, take_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.noise import NoisedUpdate
-from privacy.pipeline import EncodingPlan, Mode, encode_delta
+from privacy.pipeline import EncodingPlan, Mode, all_finite, encode_delta
 from tidegate import flower_config
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.jobfile import FlowerApp
@@ -142,20 +142,25 @@ class FlowerRound:
     ) -> NoisedUpdate:
         """Judge a reply and make it an update: clipped, and in mode site rounded and noised."""
         metrics_M: Vector | None = None
+        counts_as_zero = plan.mode is Mode.SITE  # what is not finite; see `encode_delta`
         if is_evaluation(request.purpose):
             notes = check_evaluation(reply)
             layout = self.job.job_file.evaluation_metrics
             scale = layout.coordinate_scale(plan.clip_gradient)
-            values_D, more = metric_vector(reply, layout, scale)
+            values_D, more = metric_vector(reply, layout, scale, keep_nan=counts_as_zero)
             delta = Delta(values_D, plan.spec_digest)
         else:
             notes = check_update(reply, self.job.spec)
             layout = self.job.job_file.metrics
             scale = layout.coordinate_scale(plan.clip_metrics)
-            metrics_M, more = metric_vector(reply, layout, scale)
+            metrics_M, more = metric_vector(reply, layout, scale, keep_nan=counts_as_zero)
             metrics_M = metrics_M if plan.metrics_length else None
             delta = take_delta(self.job.spec, answer_D, request.model_D)
         self._say({*notes, *more})
+        if counts_as_zero and not all_finite(delta, metrics_M):
+            log.warning(
+                "not finite, so it counts as zero", job=self.job.job_id, round=request.round
+            )
         if plan.mode is not Mode.SITE:
             return encode_delta(plan, delta, metrics_M)
         rounding, noise = (secrets.token_bytes(_SEED_BYTES) for _ in range(2))

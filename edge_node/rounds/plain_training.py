@@ -9,13 +9,14 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_node import log
 from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.trainer import Trainer
 from privacy.delta import take_delta
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
-from privacy.pipeline import EncodingPlan, Mode, encode_delta
+from privacy.pipeline import EncodingPlan, Mode, all_finite, encode_delta
 from tidegate.confine.sandbox import SandboxReport
 
 _SEED_BYTES = 32
@@ -38,7 +39,8 @@ class PlainTraining:
 
         Raises:
             TrainerFailure: The app raised, hung or died.
-            PeerError: NOT_FINITE: local training diverged.
+            PeerError: NOT_FINITE: local training diverged, in mode none; in mode site that counts
+                as zero.
         """
         local = self.job.job_file.local
         if local is None or not len(self.job.dataset):
@@ -48,8 +50,11 @@ class PlainTraining:
         rate = local.learning_rate or 0.0
         trained_D, metrics_KM = await self.trainer.local_steps(request.model_D, batches, rate)
         delta = take_delta(self.job.spec, trained_D, request.model_D)
-        seeds = _seeds(plan)
-        return encode_delta(plan, delta, self._metrics(plan, metrics_KM), *seeds)
+        metrics_M = self._metrics(plan, metrics_KM)
+        if plan.mode is Mode.SITE and not all_finite(delta, metrics_M):
+            facts = {"job": self.job.job_id, "round": request.round}
+            log.warning("local training gave NaN or infinity: it counts as zero", **facts)
+        return encode_delta(plan, delta, metrics_M, *_seeds(plan))
 
     async def stop(self) -> None:
         """End the trainer."""

@@ -253,6 +253,20 @@ def test_mode_site_noises_a_vector_of_bounded_norm():
     assert 0 < int(np.sum(values**2)) <= plan.sensitivity**2
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["delta", "metric"])
+def test_in_mode_site_what_is_not_finite_leaves_as_noise_alone(bad, place):
+    """An abort would tell, uncharged, what the site's data did; other modes promise nothing."""
+    delta, metrics = GRADS[0].copy(), METRICS[0].copy()
+    (delta if place == "delta" else metrics)[1] = bad
+    plan = make_plan(Mode.SITE)
+    update = encode_delta(plan, delta_of(delta), metrics, b"r" * 32, SEED)
+    assert not denoised(plan, update).any()
+    with pytest.raises(PeerError) as caught:
+        encode_delta(make_plan(Mode.NONE, bits=32), delta_of(delta), metrics)
+    assert caught.value.reason is Reason.NOT_FINITE
+
+
 @pytest.mark.parametrize(
     ("mode", "seeds"),
     [

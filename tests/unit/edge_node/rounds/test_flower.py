@@ -432,6 +432,22 @@ def test_mode_site_adds_fresh_noise_to_each_update(tmp_path):
     assert evaluated != pytest.approx([0.5 * HALF, HALF], abs=1e-9)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_in_mode_site_a_reply_that_is_not_finite_counts_as_zero_and_is_sent(tmp_path, value):
+    """A refusal would tell, uncharged, what the site's data did to the training."""
+    job = make_job(JOB % SITE)
+    answer_D = MODEL_D + 1
+    answer_D[3] = value
+    hurt, _ = answered(tmp_path / "a", ScriptedTrainer(GOOD, answer_D), job=job)
+    strange = {**GOOD, "metrics": {"loss": float("nan")}}
+    lost, _ = answered(tmp_path / "b", ScriptedTrainer(strange, MODEL_D + 1), job=job)
+    strange = {**EVALUATED, "metrics": {"accuracy": 0.5, "seen": float("nan")}}
+    seen, _ = answered(tmp_path / "c", ScriptedTrainer(strange), "evaluate", job)
+    for values in (hurt, lost, seen):
+        assert np.isfinite(values).all()
+        assert values.any(), "its noise is in it"
+
+
 DECLARED = """mode = "record-local"
 epsilon = 30.0
 delta_dp = 1e-5
