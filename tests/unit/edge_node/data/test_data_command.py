@@ -124,3 +124,14 @@ def test_a_change_since_the_daemon_last_saw_it_is_said(folder):
     assert result.exit_code == 0
     assert "changed since 1970-01-01T00:00:00+00:00" in result.output
     assert "budget goes on under loans-2026" in result.output
+
+
+def test_a_data_set_of_flower_apps_alone_is_checked_for_what_it_shows(folder):
+    with (folder / "site.toml").open("a") as file:
+        file.write('[datasets.shown.flower]\nreadable = ["here"]\n')
+    result = check(folder, "shown")
+    assert result.exit_code != 0
+    assert "there is no file or folder" in result.output
+    (folder / "here").mkdir()
+    result = check(folder, "shown")
+    assert result.exit_code == 0, result.output
