@@ -109,14 +109,17 @@ class JobRunner:
         """Add a line to the job's log."""
         self._loop.call_soon_threadsafe(self._run.say, line)
 
-    def wait_for_nodes(self) -> list[int]:
+    def wait_for_nodes(self, *, again: bool = False) -> list[int]:
         """Return the node ids of the sites that take part, once they are enough for a cohort.
 
-        A strategy asks several times while it samples, and some ask until more have come: no answer
-        of a round lacks a node that an earlier one named.
+        A strategy asks several times while it samples: one round, one answer.
+
+        Args:
+            again: Whether those who came since then are to be named too.
         """
-        waiting = asyncio.run_coroutine_threadsafe(self._run.wait_for_cohort(), self._loop)
-        self._offered |= {self._node_ids[site] for site in waiting.result()}
+        if again or not self._offered:
+            waiting = asyncio.run_coroutine_threadsafe(self._run.wait_for_cohort(), self._loop)
+            self._offered |= {self._node_ids[site] for site in waiting.result()}
         return sorted(self._offered)
 
     def run_round(self, node_ids: list[int], instruction: Instruction = TRAINING) -> SecureMean:

@@ -38,6 +38,7 @@ from tidegate.jobfile import FlowerApp
 
 Vector = NDArray[np.float32]
 
+_SAMPLING_QUESTIONS = 2
 _MANY_QUESTIONS = 30
 _MOST_QUESTIONS = 100_000
 _PURPOSE = re.compile(r"(train|evaluate)(\.[A-Za-z_][A-Za-z0-9_]{0,31})?")
@@ -121,7 +122,9 @@ class ServerAppDriver:
         if stored is not None and stored.answer is not None:
             self._node_ids = stored.answer.node_ids
         else:
-            self._node_ids = tuple(self._runner.wait_for_nodes())
+            # Flower's strategies ask twice while they sample; who goes on asking waits for more.
+            again = self._questions > _SAMPLING_QUESTIONS
+            self._node_ids = tuple(self._runner.wait_for_nodes(again=again))
         self._child.send({"node_ids": list(self._node_ids)})
 
     def _exchange(self, asked: ExchangeFrame) -> None:

@@ -10,13 +10,14 @@ from flwr.serverapp import strategy as flower
 from safetensors.numpy import load
 
 from aggregator import flower_messages
-from tests.support.flower_rounds import SPEC, FlowerGrid
+from tests.support.flower_rounds import NODES, SPEC, FlowerGrid
 from tests.support.flower_site import FEDADAM, flower_app, flower_job, make_site
 from tests.support.live_aggregator import federation
 from tidegate.flower_bridge import assume_task_identity
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
+SITES = 4  # no cohort can do without one of them
 ADAM = {"eta": 0.05, "tau": 1e-2, "beta_1": 0.8}
 BY_STRATEGY = {
     "driver": "strategy",
@@ -44,13 +45,15 @@ def by_flower(rounds=4):
     assume_task_identity()
     first = flower_messages.to_record(SPEC.unflatten(np.zeros(SPEC.length, np.float32)))
     settings = ConfigRecord({"lr": 0.25})
-    result = flower.FedAdam(**ADAM).start(FlowerGrid(), first, rounds, train_config=settings)
+    result = flower.FedAdam(**ADAM).start(
+        FlowerGrid(NODES[:SITES]), first, rounds, train_config=settings
+    )
     return SPEC.flatten(flower_messages.as_float32(result.arrays)), result
 
 
 async def whole_job(folder, toml, app, restart_at=()):
     """Run a job to its end, with restarts of the aggregator once so many exchanges are done."""
-    async with federation(folder, make_site=make_site) as live:
+    async with federation(folder, SITES, make_site=make_site) as live:
         job_id = await live.submit(toml, SPEC, app=app)
         for exchanges in restart_at:
             await live.watch(job_id, lambda job, e=exchanges: done(live, job_id) >= e)
@@ -162,7 +165,7 @@ def test_a_stopped_job_ends_its_process_and_keeps_no_replies(tmp_path):
     body = "    FedAvg().start(grid, arrays, 1)\n    import time; time.sleep(60)"
 
     async def scenario():
-        async with federation(tmp_path, make_site=make_site) as live:
+        async with federation(tmp_path, SITES, make_site=make_site) as live:
             job_id = await live.submit(flower_job(), SPEC, app=flower_app(body, "FedAvg"))
             await live.watch(job_id, lambda job: done(live, job_id) == 2)
             thread = live.coordinator._thread

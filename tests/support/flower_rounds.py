@@ -38,7 +38,8 @@ def loss(node, values_D):
 class FlowerGrid(Grid):
     """Flower's own way: every node replies for itself."""
 
-    def __init__(self):
+    def __init__(self, nodes=NODES):
+        self.nodes = nodes
         self.rounds = []
 
     def set_run(self, run):
@@ -52,7 +53,7 @@ class FlowerGrid(Grid):
     push_messages = pull_messages = create_message
 
     def get_node_ids(self):
-        return NODES
+        return self.nodes
 
     def send_and_receive(self, messages, *, timeout=None):
         replies = []

@@ -40,7 +40,7 @@ kind = "mean"
 upper = 20.0
 {strategy}
 [round]
-target_sites = 5
+target_sites = {target}
 deadline_s = 30.0
 """
 
@@ -85,7 +85,7 @@ FEDADAM = """
 
 
 def flower_job(**values):
-    defaults = {"rounds": 8, "driver": "server-app", "flower": "", "strategy": ""}
+    defaults = {"rounds": 8, "driver": "server-app", "flower": "", "strategy": "", "target": 4}
     return JOB.format(**{**defaults, **values}).encode()
 
 

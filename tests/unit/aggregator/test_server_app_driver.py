@@ -65,8 +65,8 @@ class Runner:
     def check_running(self):
         return None
 
-    def wait_for_nodes(self):
-        return [10 + self.exchange, 99]
+    def wait_for_nodes(self, *, again=False):
+        return [10 + self.exchange, 99] + [100] * again
 
     def run_round(self, node_ids, instruction):
         self.asked.append((instruction.purpose, node_ids))
@@ -276,8 +276,9 @@ def test_a_main_that_only_asks_is_given_up(store, monkeypatch):
 
 
 def test_a_main_that_samples_fewer_nodes_than_a_cohort_gets_more(store):
-    runner = Runner(store)
-    runner.min_sites, runner.wait_for_nodes = 4, lambda: [1, 2, 3, 4, 5, 6, 7]
+    runner = Runner(store, target=5)
+    runner.min_sites = 4
+    runner.wait_for_nodes = lambda: [1, 2, 3, 4, 5, 6, 7]
     drive(store, [call(nodes=(2, 6)), call(nodes=(1, 2, 3, 4)), DONE], runner)
     (_, first), (_, second) = runner.asked
     assert first[:2] == [2, 6]
@@ -288,9 +289,10 @@ def test_a_main_that_samples_fewer_nodes_than_a_cohort_gets_more(store):
 
 
 def test_a_main_that_waits_for_more_nodes_than_there_are_is_named(store):
-    runner, _ = drive(store, [NODES] * 40 + [call(), DONE])
+    runner, child = drive(store, [NODES] * 40 + [call(), DONE])
+    assert [len(frame["node_ids"]) for frame in child.sent[:4]] == [2, 2, 3, 3]
     (line,) = runner.said
-    assert "is told of 2" in line
+    assert "is told of 3" in line
 
 
 def test_what_the_sandbox_lacks_is_said(store):
