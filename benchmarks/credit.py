@@ -1,6 +1,6 @@
 """Measure what the federation gains on real credit records: ``tidegate demo`` with several seeds.
 
-    python benchmarks/credit.py [--seeds 3] [--data WHEEL] [--json FILE]
+    python -m benchmarks.credit [--seeds 3] [--data WHEEL] [--json FILE]
 
 Each seed draws the split into five banks and the first model anew. Named baselines, all rated on
 the same held-out market: one model on all banks' records pooled, without privacy; and each bank's

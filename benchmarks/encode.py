@@ -1,6 +1,6 @@
 """Measure the stages between a gradient and the wire, one core: values per second of each.
 
-    python benchmarks/encode.py [--length 4194304] [--neighbours 4] [--json FILE]
+    python -m benchmarks.encode [--length 4194304] [--neighbours 4] [--json FILE]
 
 Each stage stands beside a named baseline that does the least which any implementation must do: the
 same bytes copied, summed, or encrypted by the same AES-256-CTR, or the same distribution drawn from

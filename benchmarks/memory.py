@@ -1,6 +1,6 @@
 """Measure the aggregator's peak memory with few and with many sites.
 
-    python benchmarks/memory.py [--length 25000000] [--few 4] [--many 16] [--rounds 2] [--json FILE]
+    python -m benchmarks.memory [--length 25000000] [--few 4] [--many 16] [--rounds 2] [--json FILE]
 
 The aggregator is the real process; a fresh one takes each run. The sites are simulated in this
 process (``simulated_site``): real enrolment, mTLS, wire protocol and SA-1, but no training. The

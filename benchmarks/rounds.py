@@ -1,6 +1,6 @@
 """Measure rounds per second of a whole consortium on this machine, real in every part.
 
-    python benchmarks/rounds.py [--sites 5] [--rounds 60] [--peer] [--json FILE]
+    python -m benchmarks.rounds [--sites 5] [--rounds 60] [--peer] [--json FILE]
 
 One process for the aggregator, one for each site's daemon and one for its trainer; enrolment, mTLS
 on loopback, a sealed manifest, full secure aggregation (SA-1), record-distributed DP with durable

@@ -1,6 +1,6 @@
 """Measure what a request to a trainer costs beyond the training itself, in milliseconds.
 
-    python benchmarks/trainer_overhead.py [--requests 300] [--json FILE]
+    python -m benchmarks.trainer_overhead [--requests 300] [--json FILE]
 
 The model has 10,029 parameters, a request one batch of 64 rows. The same engine is called in this
 process on the same rows for the training itself; the difference is sockets, copies, the sandboxed

@@ -4,29 +4,51 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from privacy.errors import UsageError
 from tidegate import appbundle
+from tidegate.jobfile import JobFile, Trees
+from tidegate.tree_model import TreeModel
+from tidegate.tree_xgboost import to_xgboost_json
 
-CONVERTED = (".pt2", ".onnx")
+TASK_FORMATS = (".pt2", ".onnx")
+TREE_FORMAT = ".json"
+CONVERTED = (*TASK_FORMATS, TREE_FORMAT)
 _LIMIT_S = 600
 
 
+@dataclass(frozen=True)
+class SubmittedApp:
+    """The code of a job.
+
+    Attributes:
+        folder: The app folder that the job was submitted from.
+        job_toml: The job file.
+        bases: ``NAME=PATH`` of each base model.
+    """
+
+    folder: Path
+    job_toml: bytes
+    bases: tuple[str, ...] = ()
+
+
 def convert_task_model(
-    app: Path, facts: dict[str, str], job_toml: bytes, model: Path, out: Path, bases: Sequence[str]
+    app: SubmittedApp, facts: Mapping[str, str], model: Path, out: Path
 ) -> dict[str, Any]:
     """Give a task's model the format that the file's name ends with.
 
     Args:
-        app: The app folder that the job was submitted from.
+        app: The code that made the model.
         facts: The model's provenance: the app must be the one it names.
-        job_toml: The job file.
         model: The released model, safetensors.
         out: ``.pt2`` or ``.onnx``.
-        bases: ``NAME=PATH`` of each base model.
 
     Returns:
         What was written: format, names of the inputs, largest difference seen on running it again.
@@ -34,19 +56,19 @@ def convert_task_model(
     Raises:
         UsageError: The app is another one, or the model cannot be converted; says why.
     """
-    if appbundle.digest(appbundle.pack(app)).hex() != facts.get("app_sha256"):
+    if appbundle.digest(appbundle.pack(app.folder)).hex() != facts.get("app_sha256"):
         raise UsageError(
-            f"{app} is not the app that made this model (sha256:{facts.get('app_sha256')}): name"
-            " the folder as it was submitted"
+            f"{app.folder} is not the app that made this model"
+            f" (sha256:{facts.get('app_sha256')}): name the folder as it was submitted"
         )
     with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
         job_file = Path(scratch) / "job.toml"
-        job_file.write_bytes(job_toml)
+        job_file.write_bytes(app.job_toml)
         program = [sys.executable, "-m", "edge_node.model_formats"]
-        arguments = [str(path) for path in (app, job_file, model, out.absolute())]
+        arguments = [str(path) for path in (app.folder, job_file, model, out.absolute())]
         try:
             done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
-                [*program, *arguments, *bases],
+                [*program, *arguments, *app.bases],
                 capture_output=True,
                 text=True,
                 timeout=_LIMIT_S,
@@ -59,3 +81,20 @@ def convert_task_model(
         raise UsageError(f"{out}: {last[0]}")
     written: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return written
+
+
+def convert_trees(job_toml: bytes, tensors: Mapping[str, NDArray[np.float32]], out: Path) -> None:
+    """Write boosted trees as a model file of XGBoost.
+
+    Args:
+        job_toml: The job file, which names the features.
+        tensors: The released model's.
+        out: The file.
+
+    Raises:
+        UsageError: The job grew no trees.
+    """
+    work = JobFile.parse(job_toml).work
+    if not isinstance(work, Trees):
+        raise UsageError(f"{out}: {TREE_FORMAT} is XGBoost's format, for jobs with [trees] only")
+    out.write_bytes(to_xgboost_json(TreeModel.from_tensors(tensors), work.features))

@@ -3,15 +3,24 @@
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aggregator.cli.connection import OperatorFolder, operator_api
-from aggregator.cli.conversion import CONVERTED, convert_task_model
+from aggregator.cli.conversion import (
+    CONVERTED,
+    TASK_FORMATS,
+    SubmittedApp,
+    convert_task_model,
+    convert_trees,
+)
 from aggregator.cli.output import Session, data_size
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate.v1 import operator_pb2
+
+if TYPE_CHECKING:
+    from aggregator.cli.model_file import CheckedModel
 
 app = typer.Typer(no_args_is_help=True, help="Fetch, check and describe released models.")
 
@@ -25,7 +34,10 @@ def export(
     job_id: JobId,
     out: Annotated[
         Path,
-        typer.Option(help="The file to write: .safetensors, or .pt2 (torch.export) or .onnx."),
+        typer.Option(
+            help="The file to write: .safetensors; .pt2 (torch.export) or .onnx of a task;"
+            " .json (XGBoost) of trees."
+        ),
     ],
     app_folder: Annotated[
         Path | None, typer.Option("--app", help="For .pt2 and .onnx: the app folder as submitted.")
@@ -40,20 +52,22 @@ def export(
         raise UsageError(f"{out} exists: name another file")
     operator = session.folder()
     made: dict[str, Any] = {"format": "safetensors"}
-    with operator_api(operator) as api:
+    if out.suffix in TASK_FORMATS and app_folder is None:
+        raise UsageError(f"{out.suffix} needs the model's code: add --app FOLDER")
+    with operator_api(operator) as api, tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
+        converted = out.suffix in CONVERTED
+        file = Path(scratch) / "model.safetensors" if converted else out
         request = operator_pb2.ExportModelRequest(job_id=job_id)
-        if out.suffix not in CONVERTED:
-            write_chunks(api.ExportModel(request), out)
-        else:
+        write_chunks(api.ExportModel(request), file)
+        if converted:
+            job_toml = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id)).job_toml
+            checked = _checked(file, operator)
             if app_folder is None:
-                raise UsageError(f"{out.suffix} needs the model's code: add --app FOLDER")
-            answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
-            with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
-                file = Path(scratch) / "model.safetensors"
-                write_chunks(api.ExportModel(request), file)
-                facts = _checked_facts(file, operator)
-                bases = base_model or []
-                made = convert_task_model(app_folder, facts, answer.job_toml, file, out, bases)
+                convert_trees(job_toml, checked.tensors, out)
+                made = {"format": "xgboost"}
+            else:
+                app = SubmittedApp(app_folder, job_toml, tuple(base_model or ()))
+                made = convert_task_model(app, checked.provenance.facts, file, out)
     size = out.stat().st_size
     session.show({"job_id": job_id, "file": str(out), "bytes": size} | made, _written(out, made))
 
@@ -88,10 +102,10 @@ def card(
     session.show({"job_id": job_id, "file": str(out)}, f"{out}: the model's card")
 
 
-def _checked_facts(file: Path, operator: OperatorFolder) -> dict[str, str]:
+def _checked(file: Path, operator: OperatorFolder) -> "CheckedModel":
     from aggregator.cli.model_file import read_model  # noqa: PLC0415 - heavy, for few commands
 
-    return dict(read_model(file, (operator.path / "ca.pem").read_bytes()).provenance.facts)
+    return read_model(file, (operator.path / "ca.pem").read_bytes())
 
 
 def _written(out: Path, made: dict[str, Any]) -> str:
