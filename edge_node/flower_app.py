@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -43,6 +42,8 @@ class FlowerCalls:
     def __init__(self, start: Start, port: BatchPort, folder: Path) -> None:
         """Load the app; its code runs from here on.
 
+        No generator is seeded: an app may draw the noise of its own privacy from torch's.
+
         Args:
             start: Its ``settings`` hold ``run_config`` (the job's overrides), ``node_config``,
                 ``node_id``, and ``state_bytes``, the most that a state may take.
@@ -58,7 +59,6 @@ class FlowerCalls:
         self._port = port
         self._spec_bytes = b""
         self._spec: VectorSpec | None = None
-        torch.manual_seed(start.seed)
         self._app, self._run_config = load_client_app(folder, self._settings["run_config"])
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
