@@ -365,14 +365,7 @@ class Coordinator:
 
     def _work(self, runner: JobRunner, loop: asyncio.AbstractEventLoop) -> None:
         """Run a job in its own thread, and report its end to the loop."""
-        state, detail = JobState.FINISHED, ""
-        try:
-            drive(runner, self._calls, self.config)
-        except TidegateError as error:
-            state, detail = JobState.FAILED, str(error)
-        except Exception as error:  # noqa: BLE001 - the task's boundary: recorded, the job fails
-            LOGGER.exception("a job broke")
-            state, detail = JobState.FAILED, f"internal: {type(error).__name__}: {error}"
+        state, detail = drive(runner, self._calls, self.config)
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._worked, runner.job_id, state, detail)
 

@@ -1,7 +1,7 @@
 """Get a job ready to submit: check its file, pack the app, rehearse the task.
 
 The task runs here, on the model owner's machine and in a process of its own, by the very code that
-sites run it with; the aggregator never runs an app's code.
+sites run it with; of an app's code the aggregator runs a ServerApp only, confined.
 """
 
 import hashlib
