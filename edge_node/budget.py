@@ -67,8 +67,8 @@ def check_unit(policy: Policy, dataset: Dataset, unit: PrivacyUnit) -> None:
     """Refuse a job whose events would not bound what the users of a user budget lose.
 
     An event of users is charged as it is, so its users must be those of the budget; an event of
-    records is charged for the budget's row cap, so no user may have more rows (privacy.md,
-    "Ledger": no cap, refused).
+    records is charged for the budget's row cap, so no user may have more rows, and no row may be
+    without a user: it would be somebody's beyond the cap (privacy.md, "Ledger": no cap, refused).
 
     Raises:
         PeerError: POLICY.
@@ -85,12 +85,14 @@ def check_unit(policy: Policy, dataset: Dataset, unit: PrivacyUnit) -> None:
             )
         return
     try:
-        counts_U = dataset.groups(rule.user_column or "").counts_U
+        users = dataset.groups(rule.user_column or "")
+        most = int(users.counts_U.max(initial=0))
+        fits = most <= (rule.max_rows_per_user or 0) and len(users.rows_N) == len(dataset)
+        why = "a user has more rows than max_rows_per_user, or a row has no user"
     except UsageError as error:
-        log.warning("users cannot be told apart", dataset=dataset.name, why=error)
-        counts_U = None
-    if counts_U is None or counts_U.max(initial=0) > (rule.max_rows_per_user or 0):
-        log.warning("a user has more rows than max_rows_per_user", dataset=dataset.name)
+        fits, why = False, f"users cannot be told apart: {error}"
+    if not fits:
+        log.warning("user budget and single records", dataset=dataset.name, why=why)
         raise PeerError(
             Reason.POLICY,
             f"the user budget of {dataset.dataset_id!r} cannot be held against single records:"
@@ -194,10 +196,19 @@ class Ledgers:
         """Count a charge that the store has made durable."""
         self._states[charge.row[0]] = charge.state
 
-    def spent(self, dataset_id: str) -> float:
-        """Give the epsilon spent of a data set's first budget; 0 before it has a ledger."""
+    def spent(self, dataset_id: str, delta_dp: float | None = None) -> float:
+        """Give the epsilon spent of a data set's budget; 0 before it has a ledger.
+
+        Args:
+            dataset_id: Whose.
+            delta_dp: A job's delta, to say what it and all private releases before it cost at that;
+                None for the budget's own, where a release without privacy makes it infinite.
+        """
         state = self._states.get(dataset_id)
-        return 0.0 if state is None else state.tallies[0].spent_epsilon
+        if state is None:
+            return 0.0
+        tally = state.tallies[0]
+        return tally.spent_epsilon if delta_dp is None else tally.private_epsilon(delta_dp)
 
     def _state(self, dataset_id: str) -> LedgerState:
         try:

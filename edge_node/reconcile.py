@@ -16,7 +16,7 @@ from edge_node.config import SiteConfig
 from edge_node.lock import FolderLock
 from edge_node.store import Store
 from edge_node.store_schema import StoredLedger
-from privacy.accounting.chain import TIER_ENFORCED, Occasion
+from privacy.accounting.chain import Occasion
 from privacy.accounting.events import NoDpEvent
 from privacy.accounting.ledger import LedgerState
 
@@ -74,7 +74,7 @@ def _charge(
     tally = state.tallies[0]
     digest = hashlib.sha256(b"reconcile").hexdigest()
     events = {
-        entry.event
+        entry.event: entry.occasion.tier
         for entry in read_entries(stored)
         if entry.occasion.context_digest != digest and not isinstance(entry.event, NoDpEvent)
     }
@@ -89,7 +89,7 @@ def _charge(
     steps = min(lost, tally.steps_that_fit(event))
     if not steps:
         return None, "its budget is used up already"
-    occasion = Occasion(_JOB, 0, 0, digest, TIER_ENFORCED)
+    occasion = Occasion(_JOB, 0, 0, digest, events[event])
     entry = state.next_entry(replace(event, steps=steps), occasion, round(time.time(), 3))
     after = state.charge(entry)
     row = (stored.dataset_id, after.sequence, entry.to_bytes(), after.head)

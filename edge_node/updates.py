@@ -4,19 +4,18 @@ What goes wrong here never stops the daemon: it becomes an event for the partici
 stays in the site's own log where it could hold data.
 """
 
-import math
-
 from edge_node import log
 from edge_node.bench import Bench
 from edge_node.budget import Ledgers
 from edge_node.commands import Train, Trained, TrainFailed, UploadFailed, UploadUpdate
 from edge_node.download import fetch
 from edge_node.link import Link
-from edge_node.rounds.contract import RoundRequest, read_model
+from edge_node.rounds.contract import JobAtSite, RoundRequest, read_model
 from edge_node.steps import StepWriter
 from edge_node.trainer import TrainerFailure
 from edge_node.upload import mask_update, send_update
 from privacy.errors import PeerError, Reason, UsageError
+from tidegate.convert.bounds import MAX_EPSILON
 from tidegate.requests import UploadHeader
 
 
@@ -37,10 +36,9 @@ class UpdateDesk:
         """
         job_id, key = command.job_id, command.key
         local = self._bench.jobs[job_id]
-        dataset_id = local.job.dataset.dataset_id
         try:
             _, event = local.job.terms_for(key.purpose)
-            self._ledgers.look_ahead(dataset_id, event)
+            self._ledgers.look_ahead(local.job.dataset.dataset_id, event)
             model_D = read_model(await self._model(command), local.job.spec)
             if local.job.charged_ahead:
                 self._steps.charge_ahead(local.job, key)
@@ -48,15 +46,15 @@ class UpdateDesk:
             update = await local.make_update(request)
         except TrainerFailure as error:
             log.warning("training failed", job=job_id, round=key.round, detail=error.detail)
-            return self._failed(command, dataset_id, error)
+            return self._failed(command, local.job, error)
         except PeerError as error:
-            return self._failed(command, dataset_id, error)
+            return self._failed(command, local.job, error)
         except UsageError as error:
             log.warning("training is not possible here", job=job_id, why=error)
             told = PeerError(Reason.TRAINER_FAILED, "this site cannot train now")
-            return self._failed(command, dataset_id, told)
+            return self._failed(command, local.job, told)
         self._bench.ready[job_id] = (key, update)
-        return Trained(job_id, key, self._spent(dataset_id))
+        return Trained(job_id, key, self._spent(local.job))
 
     async def send(self, command: UploadUpdate) -> UploadFailed | None:
         """Mask by slot 2 and upload; the same bytes however often it is asked."""
@@ -69,22 +67,24 @@ class UpdateDesk:
                 masked = await mask_update(update, command.terms, command.ring_bits)
                 self._bench.masked[ctx] = masked
             local = self._bench.jobs.get(command.job_id)
-            spent = 0.0 if local is None else self._spent(local.job.dataset.dataset_id)
+            spent = 0.0 if local is None else self._spent(local.job)
             header = UploadHeader(ctx, len(masked.data), masked.sha256, spent)
             await send_update(self._link, header, masked, resume=resume)
         except PeerError as error:
             return UploadFailed(ctx, error.reason, str(error.args[0]))
         return None
 
-    def _failed(self, command: Train, dataset_id: str, error: PeerError) -> TrainFailed:
-        spent = self._spent(dataset_id)
+    def _failed(self, command: Train, job: JobAtSite, error: PeerError) -> TrainFailed:
+        spent = self._spent(job)
         why = str(error.args[0])
         return TrainFailed(command.job_id, command.key, error.reason, why, spent)
 
-    def _spent(self, dataset_id: str) -> float:
-        """Give the epsilon spent for the operator's display; 0 where it is infinite (no DP)."""
-        spent = self._ledgers.spent(dataset_id)
-        return spent if math.isfinite(spent) else 0.0
+    def _spent(self, job: JobAtSite) -> float:
+        """Give the epsilon spent, at the job's delta, for the operator's display; 0 without one."""
+        delta_dp = job.delta_dp
+        if delta_dp is None:
+            return 0.0
+        return min(self._ledgers.spent(job.dataset.dataset_id, delta_dp), MAX_EPSILON)
 
     async def _model(self, command: Train) -> bytes:
         digest, content = self._bench.models.get(command.job_id, (b"", b""))

@@ -16,7 +16,7 @@ from privacy.noise import NoisedUpdate
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import SandboxReport
-from tidegate.jobfile import JobFile
+from tidegate.jobfile import JobFile, NoPrivacy
 from tidegate.messages import TRAIN, is_evaluation
 from tidegate.schema import Schema
 
@@ -57,6 +57,12 @@ class JobAtSite:
     def schema(self) -> Schema:
         """Return the columns of a row: the job's, or all single numbers of the data set."""
         return self.job_file.schema or self.dataset.scalars
+
+    @property
+    def delta_dp(self) -> float | None:
+        """Return the delta that the job states its epsilon at; None where it states none."""
+        privacy = self.job_file.privacy
+        return None if isinstance(privacy, NoPrivacy) else privacy.delta_dp
 
     @property
     def charged_ahead(self) -> bool:

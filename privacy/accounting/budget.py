@@ -181,6 +181,24 @@ class Tally:
             return math.inf
         return self.budget.epsilon_of(self.rdp_units, self.tv_units)
 
+    def private_epsilon(self, delta_dp: float) -> float:
+        """Give the epsilon of all releases with differential privacy, at any delta_dp.
+
+        It is a statement about what they released, together. Releases without, which no epsilon
+        covers, are not in it: never show it for the data set as a whole.
+
+        Raises:
+            UsageError: delta_dp is not between 0 and 1.
+        """
+        if delta_dp == self.budget.delta_dp:
+            return self.budget.epsilon_of(self.rdp_units, self.tv_units)
+        require_delta_dp(delta_dp)
+        if self.rdp_units == 0 and self.tv_units == 0:
+            return 0.0
+        rdp_A = np.array([math.ldexp(self.rdp_units, -RDP_BITS)])
+        tv = math.ldexp(self.tv_units, -TV_BITS)
+        return float(rdp_to_epsilon(rdp_A, (self.budget.alpha,), delta_dp, tv)[0])
+
     @property
     def remaining(self) -> float:
         """Epsilon left; 0 once a release without differential privacy was made."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 import os
 import signal
 import sqlite3
@@ -25,6 +26,7 @@ from edge_node.store import Store
 from edge_node.store_schema import StoredBundle, connect, read_ledgers
 from edge_node.trainer import TrainerFailure
 from edge_node.updates import UpdateDesk
+from privacy.accounting.accountant import Accountant
 from privacy.accounting.chain import TIER_CONDITIONAL, TIER_ENFORCED, TIER_NONE, LedgerEntry
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
@@ -51,11 +53,12 @@ POLICY = Policy(budgets=(BudgetRule("loans", 2.0, 1e-5),))
 class Work:
     """A job's work whose update is made by a function."""
 
-    def __init__(self, plan, making, job_id="job-1"):
+    def __init__(self, plan, making, delta_dp, tier):
+        job_file = SimpleNamespace(privacy=SimpleNamespace(delta_dp=delta_dp))
         table = np.zeros((4, 1), np.float32)
         dataset = from_table("loans", "loans", ("x",), table)
         event = step_event(plan, RULES)
-        self.job = JobAtSite(job_id, None, plan, SPEC, event, TIER_ENFORCED, dataset)
+        self.job = JobAtSite("job-1", job_file, plan, SPEC, event, tier, dataset)
         self.making = making
         self.made = 0
 
@@ -68,12 +71,12 @@ class Work:
 class Site:
     """The shell's parts that charge, around a real store."""
 
-    def __init__(self, folder, plan=LOCAL, making=lambda: None):
+    def __init__(self, folder, plan=LOCAL, making=lambda: None, delta_dp=1e-5, tier=TIER_ENFORCED):
         self.path = folder / "state" / "site.db"
         self.store = Store(self.path, folder / "generation", KEY)
         self.ledgers = Ledgers(self.store, "bank-a")
         self.bench = Bench()
-        self.work = Work(plan, making)
+        self.work = Work(plan, making, delta_dp, tier)
         self.bench.jobs["job-1"] = self.work
         self.bench.models["job-1"] = (DIGEST, MODEL)
         self.ledgers.ensure(POLICY, "loans", step_event(plan, RULES, 10))
@@ -241,6 +244,36 @@ def test_a_lost_charge_of_local_steps_is_made_up_with_all_of_them(make_site, mon
     assert site.entries()[-1].event.steps == 2 * 4
 
 
+def test_what_a_conditional_charge_lost_is_never_made_up_as_an_enforced_one(make_site, monkeypatch):
+    conditional = f"{TIER_CONDITIONAL}{'ab' * 32}"
+    site = make_site(tier=conditional)
+    site.make()
+    monkeypatch.setattr(site.store, "missing_steps", lambda: 2)
+    _mend(site.store, "bank-a", accept=True)
+    assert site.entries()[-1].occasion.job_id == "reconcile"
+    assert [entry.occasion.tier for entry in site.entries()] == [conditional, conditional]
+
+
+def test_what_is_shown_as_spent_is_at_the_delta_that_it_is_shown_with(make_site):
+    """The budget's delta is ten times the job's: its epsilon beside the job's would be too low."""
+    site = make_site(delta_dp=1e-6)
+    told = site.make().epsilon_spent
+    alpha = site.ledgers._states["loans"].tallies[0].budget.alpha
+    exact = Accountant((alpha,)).compose(site.work.job.event).get_epsilon(1e-6)
+    assert told == pytest.approx(exact, rel=1e-9)
+    assert told > site.ledgers.spent("loans") * 1.2
+
+
+def test_a_release_without_privacy_does_not_make_the_private_ones_look_free(make_site):
+    site = make_site()
+    before = site.make().epsilon_spent
+    state = site.ledgers._states["loans"]
+    plain = dataclasses.replace(state.tallies[0], no_dp_steps=1)
+    site.ledgers._states["loans"] = dataclasses.replace(state, tallies=(plain,))
+    assert site.ledgers.spent("loans") == math.inf
+    assert site.make(2).epsilon_spent > before > 0
+
+
 # --- who is trusted, and whose budget -----------------------------------------------------------
 
 FLOWER = """
@@ -307,6 +340,8 @@ BY_USER = Policy(
         ([1, 1, 1, 1, 2], PrivacyUnit("site"), True),
         ([1, 1, 1, 1, 2], PrivacyUnit("none"), True),
         ([], PrivacyUnit("record"), True),
+        ([1, math.nan, 2], PrivacyUnit("record"), False),
+        ([1, math.nan, 2], PrivacyUnit("user", "customer", 2), True),
     ],
 )
 def test_a_user_budget_takes_only_events_that_bound_its_users(customers, unit, fits):
