@@ -36,13 +36,7 @@ from privacy.errors import PeerError, Reason, TidegateError
 from privacy.secagg.keys import suite_named
 from tidegate import pki
 from tidegate.convert import printable
-from tidegate.messages import (
-    PROTOCOL,
-    BundleRequest,
-    JobEnded,
-    SiteMessage,
-    Welcome,
-)
+from tidegate.messages import PROTOCOL, BundleRequest, JobEnded, SiteMessage, Welcome
 from tidegate.messages import (
     BundleStock as BundleDelivery,
 )
