@@ -20,6 +20,7 @@ from privacy.secagg.messages import (
     SurvivorSet,
 )
 from privacy.secagg.site import SiteSecrets
+from tidegate.jobfile.job import MAX_ROUNDS
 from tidegate.manifest import Manifest
 from tidegate.messages import (
     TRAIN,
@@ -47,6 +48,7 @@ class AcceptedJob:
     Attributes:
         plan: The encoding as offered and checked.
         evaluation: That of evaluations; None where the job has none.
+        exchanges: How many the job's epsilon is counted for: no request has a higher number.
         step_timeout_s: Seconds without progress after which the site leaves an attempt.
         previous_survivors: Who was in the job's last sum before a restart, as the store knows it.
     """
@@ -56,6 +58,7 @@ class AcceptedJob:
     step_timeout_s: float = 600.0
     previous_survivors: frozenset[Fingerprint] | None = None
     evaluation: EncodingPlan | None = None
+    exchanges: int = MAX_ROUNDS
 
     def plan_for(self, purpose: str) -> EncodingPlan:
         """Give the encoding of updates for a purpose.

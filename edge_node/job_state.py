@@ -92,9 +92,16 @@ class JobState:
 
         Raises:
             PeerError: EQUIVOCATION: another model for a version that the site knows, or another
-                request for a round; REPLAY: an older version or round; POLICY: no such purpose.
+                request for a round; REPLAY: an older version or round; POLICY: no such purpose, or
+            more exchanges than the epsilon that the site agreed to is counted for.
         """
         self.job.plan_for(request.purpose)
+        if request.round > self.job.exchanges:
+            raise PeerError(
+                Reason.POLICY,
+                f"exchange {request.round} was asked for, and the job's epsilon is counted for"
+                f" {self.job.exchanges}",
+            )
         last = self.wanted
         before = chain_start(self.job.job_id) if request.version == 0 else b""
         if last is not None:

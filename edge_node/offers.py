@@ -114,7 +114,11 @@ class OfferDesk:
             await self._start(local, offer, reading)
         timeout_s = max(_STEP_TIMEOUT_S, 2 * reading.job_file.round.deadline_s)
         return AcceptedJob(
-            offer.job_id, reading.plan, timeout_s, evaluation=reading.evaluation
+            offer.job_id,
+            reading.plan,
+            timeout_s,
+            evaluation=reading.evaluation,
+            exchanges=privacy_terms(reading.job_file).exchanges,
         ), local
 
     async def _start(self, local: LocalRound, offer: StoredJob, reading: _Reading) -> None:

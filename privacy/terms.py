@@ -60,6 +60,11 @@ class PrivacyTerms:
     evaluation_length: int = 0
 
     @property
+    def exchanges(self) -> int:
+        """Return how many exchanges epsilon is counted for, evaluations among them."""
+        return self.rounds + self.evaluation_rounds
+
+    @property
     def protected(self) -> Unit:
         """Return whose privacy epsilon is about."""
         return "site" if self.mode is Mode.SITE else self.unit

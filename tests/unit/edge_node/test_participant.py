@@ -675,3 +675,16 @@ def test_an_evaluations_attempt_survives_a_crash(evaluated_market):
     again.participant.exchange.online = True
     again.feed(roster)
     assert again.take(m.DealtShares)[0] == first
+
+
+def test_no_more_exchanges_than_the_jobs_epsilon_is_counted_for(market):
+    """The aggregator cannot go on under a job's name: max_epsilon_per_job was held against it."""
+    site = market.sites["bank-a"]
+    state = site.participant._jobs["job-1"]
+    state.job = dataclasses.replace(state.job, exchanges=3)
+    market.round = 4
+    assert "bank-a" not in market.ask_to_train()
+    assert site.take(m.NotReady)[0].reason == Reason.POLICY
+    assert (site.trained, site.charges) == (0, [])
+    market.round = 3
+    assert "bank-a" in market.ask_to_train()

@@ -73,7 +73,7 @@ def test_site_protects_whole_sites():
 def test_a_strategys_evaluations_are_counted_beside_its_rounds(every, rounds):
     more = f"evaluate_every = {every}"
     found = terms(FLOWER.format(driver="strategy", more=more), STRATEGY, SITE, EVALUATION)
-    assert found.evaluation_rounds == rounds
+    assert (found.evaluation_rounds, found.exchanges) == (rounds, 30 + rounds)
     # None asked for, none planned for: a length alone would say that any round may be one.
     assert found.evaluation_length == (1 if rounds else 0)
 
@@ -81,6 +81,7 @@ def test_a_strategys_evaluations_are_counted_beside_its_rounds(every, rounds):
 def test_a_server_apps_rounds_may_be_evaluations():
     found = terms(FLOWER.format(driver="server-app", more=""), SITE, EVALUATION)
     assert (found.rounds, found.evaluation_rounds, found.evaluation_length) == (30, 0, 1)
+    assert found.exchanges == 30, "trainings and evaluations together"
 
 
 def test_a_strategy_that_never_evaluates_has_no_evaluation():
