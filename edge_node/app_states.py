@@ -2,8 +2,9 @@
 
 For each job two states are kept: what the call for its newest update began with, and what it left.
 Is the same update made again, because a crash lost it, the call begins where it began before: a
-round moves the state once, however often it is tried. Contents are files named by their digest,
-whole and synced before the row of the store that names them; what no row names is removed.
+round moves the state once, however often it is tried. Small contents lie in the store itself, which
+saves two syncs a round; larger ones are files named by their digest, whole and synced before the
+row of the store that names them; what no row names is removed.
 
 The bytes are the app's: nobody looks into them here.
 """
@@ -20,6 +21,9 @@ from privacy.errors import UsageError
 from tidegate.keys import write_private
 
 _SUFFIX = ".state"
+_SMALL_BYTES = 1 << 16
+# How a column of the store begins: with the content itself, or with the digest of a file.
+_CONTENT, _DIGEST = b"=", b"#"
 
 
 @dataclass(frozen=True)
@@ -82,17 +86,18 @@ class AppStates:
         return first, second
 
     def _put(self, job_id: str, content: bytes) -> bytes:
-        if not content:
-            return b""
+        if len(content) <= _SMALL_BYTES:
+            return _CONTENT + content
         digest = hashlib.sha256(content).digest()
         path = self._path(job_id, digest)
         if not path.exists():
             write_private(path, content)
-        return digest
+        return _DIGEST + digest
 
-    def _read(self, job_id: str, digest: bytes) -> bytes:
-        if not digest:
-            return b""
+    def _read(self, job_id: str, kept: bytes) -> bytes:
+        if kept.startswith(_CONTENT):
+            return kept.removeprefix(_CONTENT)
+        digest = kept.removeprefix(_DIGEST)
         path = self._path(job_id, digest)
         try:
             content = path.read_bytes()
@@ -107,7 +112,8 @@ class AppStates:
 
     def _tidy(self, job_id: str) -> None:
         row = self._store.app_state(job_id)
-        named = set() if row is None else {self._path(job_id, d) for d in (row.before, row.after)}
+        kept = () if row is None else (row.before, row.after)
+        named = {self._path(job_id, each[1:]) for each in kept if each.startswith(_DIGEST)}
         for path in self._folder.glob(f"{job_id}@*"):
             if path not in named:
                 path.unlink()

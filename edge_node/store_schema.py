@@ -61,8 +61,8 @@ CREATE TABLE jobs (
 -- U3 of the last sum of a job that this site released its shares for: fingerprints in a row. It
 -- outlives the job: one that ends and is offered again must not shake the rule off.
 CREATE TABLE last_sums (job_id TEXT PRIMARY KEY, survivors BLOB NOT NULL) STRICT;
--- What a Flower app remembers of a job: digests of what the call for this update began with, and of
--- what it left. The contents are files (`app_states.py`).
+-- What a Flower app remembers of a job: what the call for this update began with, and what it left;
+-- the content, or the digest of the file that holds it (`app_states.py`).
 CREATE TABLE app_states (
   job_id TEXT PRIMARY KEY,
   round INTEGER NOT NULL,
@@ -156,11 +156,11 @@ class StoredJob:
 
 @dataclass(frozen=True)
 class StoredState:
-    """A Flower app's state as of its newest update: what for, and two digests of contents.
+    """A Flower app's state as of its newest update.
 
     Attributes:
-        before: Of the state that the call began with; empty for a new one.
-        after: Of the state that it left.
+        before: What the call began with, as ``app_states`` writes it.
+        after: What it left.
     """
 
     round: int

@@ -16,6 +16,12 @@ def place(tmp_path):
     return FlowerPlace(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def files_at_once(monkeypatch):
+    """Put all but an empty state into files."""
+    monkeypatch.setattr(app_states, "_SMALL_BYTES", 0)
+
+
 def key(number, purpose="train"):
     return UpdateKey(number, number - 1, purpose)
 
@@ -114,3 +120,19 @@ def test_a_state_can_be_emptied(place):
     keep(place, 2, b"one", b"")
     assert begin(place, 3) == b""
     assert begin(place, 2) == b"one"
+
+
+def test_a_small_state_lies_in_the_store_alone(place, monkeypatch):
+    monkeypatch.setattr(app_states, "_SMALL_BYTES", 3)
+    keep(place, 1, b"", b"one")
+    assert files(place) == []
+    keep(place, 2, b"one", b"four")
+    assert len(files(place)) == 1
+    place.reopen()
+    assert begin(place, 2) == b"one"
+    assert begin(place, 3) == b"four"
+    keep(place, 3, b"four", b"#=")
+    keep(place, 4, b"#=", b"")
+    assert files(place) == []
+    assert begin(place, 4) == b"#="
+    assert begin(place, 5) == b""
