@@ -155,7 +155,7 @@ def _shared_noise_encoding(
         map_seed=map_seed,
         kept=grid.linear_map.kept,
         scale=grid.scale,
-        bits=bit_width(float(share), rules.members, _signal_sd(terms, grid.scale, d, rules)),
+        bits=bit_width(float(share), rules.members, _signal_sd(terms, grid.scale, share, d, rules)),
         clip_gradient=terms.clipping_norm,
         clip_metrics=terms.metrics_norm,
         rounding=Rounding.CONDITIONAL if by_site else terms.rounding,
@@ -271,15 +271,18 @@ def _scale(terms: PrivacyTerms, norm: float, d: int, rules: CohortRules) -> floa
     return min(scale, 2.0 ** math.floor(math.log2(room)))
 
 
-def _signal_sd(terms: PrivacyTerms, scale: float, d: int, rules: CohortRules) -> float:
+def _signal_sd(terms: PrivacyTerms, scale: float, share: int, d: int, rules: CohortRules) -> float:
     """Give the deviation of the summed signal's largest coordinate, grid units, from constants.
 
-    Where the size is bounded, so that `RANGE_DEVIATIONS` of it are the bound of all members.
+    Where the size is bounded it is met, by a count of all records for one. So what is given makes
+    `RANGE_DEVIATIONS` of signal and noise together reach as far as the bound of all members and
+    then as many deviations of the noise: (r + n)^2 = n^2 + r*(r + 2n).
     Without a rotation all of it may sit on one coordinate; a rotation spreads it over all, but for
     metrics beside a random subset, which no map touches.
     """
     if terms.site_range:
-        return rules.members * terms.site_range * scale / RANGE_DEVIATIONS
+        reach = rules.members * terms.site_range * scale / RANGE_DEVIATIONS
+        return math.sqrt(reach * (reach + 2 * math.sqrt(rules.members * share)))
     units = rules.members if terms.mode is Mode.SITE else terms.expected_batch_size
     total = terms.signal_range * units * scale
     whole = total * math.hypot(terms.clipping_norm, terms.metrics_norm)

@@ -149,13 +149,14 @@ def test_one_metric_of_every_record_of_the_batch_fits_the_ring(kind):
     assert noise <= 2 ** (plan.bits - 1)
 
 
-@pytest.mark.parametrize("max_records", [1000, 1_000_000, 50_000_000])
+# The third is just below 2^24 for all members: their noise needs a bit of its own.
+@pytest.mark.parametrize("max_records", [1000, 1_000_000, 3_355_443, 50_000_000])
 def test_bounded_sums_of_all_members_fit_the_ring(max_records):
     terms = replace(TERMS, rounds=1, metrics_norm=0.0, metrics_length=0, site_range=max_records)
     bounded = derive_encoding(terms, SPEC, RULES, SEED)
     noise = math.sqrt(RULES.members * bounded.noise_variance)
     most = RULES.members * max_records * bounded.scale
-    assert most + 4 * noise < 2 ** (bounded.bits - 1)
+    assert most + 5 * noise < 2 ** (bounded.bits - 1)
     assert bounded.scale >= 1
     assert check_encoding(bounded, terms, SPEC, RULES) <= terms.epsilon * (1 + 1e-6)
 
