@@ -142,11 +142,6 @@ def _check_combination(table: Table, mode: str, work: Work) -> None:
             " where the app itself trains with DP, which is shown as conditional on its reviewed"
             " code; or bring model() and loss() as a [task], whose records Tidegate clips itself"
         )
-    if isinstance(work, FlowerApp) and mode == RECORD_LOCAL and not table.has("noise_multiplier"):
-        raise table.bad(
-            "noise_multiplier",
-            "is missing: the app adds the noise itself, so say what it is; it is charged as stated",
-        )
     if isinstance(work, Trees | Statistics | Evaluation) and mode not in (RECORD_DISTRIBUTED, NONE):
         raise UsageError(
             f"{table.where} mode = {mode!r} has no meaning for sums over records; use"
