@@ -30,7 +30,7 @@ from privacy.accounting.chain import (
 from privacy.accounting.events import Event, NoDpEvent
 from privacy.accounting.ledger import LedgerState, replay
 from privacy.errors import PeerError, Reason, UsageError
-from tidegate.jobfile import NONE, RECORD_LOCAL, FlowerApp, JobFile, PrivacyUnit
+from tidegate.jobfile import NONE, JobFile, PrivacyUnit
 
 _PLAIN_ALPHA = 16  # where the first job has no differential privacy, no plan prefers an order
 
@@ -55,10 +55,9 @@ def charge_tier(job_file: JobFile, app_sha256: bytes) -> str:
         job_file: The job.
         app_sha256: Digest of its app bundle, which the site's policy has judged.
     """
-    mode = job_file.privacy.mode
-    if mode == NONE:
+    if job_file.privacy.mode == NONE:
         return TIER_NONE
-    if mode == RECORD_LOCAL and isinstance(job_file.work, FlowerApp):
+    if job_file.declares_dp:
         return f"{TIER_CONDITIONAL}{app_sha256.hex()}"  # its own code clips and adds the noise
     return TIER_ENFORCED
 

@@ -157,6 +157,7 @@ class OfferDesk:
                 sandboxed=sandboxed,
                 runs_app=job_file.runs_app,
                 is_statistics=isinstance(job_file.work, Statistics),
+                declares_dp=job_file.declares_dp,
             ),
         )
 

@@ -87,6 +87,8 @@ class Policy:
         modes: Privacy modes that jobs may ask for.
         allow_no_dp: Explicit consent to mode ``none``, whose epsilon is infinite.
         allowed_apps: SHA-256 (hex) of app bundles that were reviewed; DP modes need it.
+        declared_dp_apps: SHA-256 (hex) of app bundles whose own clip and noise were reviewed too:
+            only they may declare record privacy that Tidegate does not enforce.
         datasets: Names of data sets that jobs may use.
         allow_statistics: Lets jobs publish statistics of columns, another kind of release than a
             model.
@@ -107,6 +109,7 @@ class Policy:
     modes: tuple[str, ...] = ()
     allow_no_dp: bool = False
     allowed_apps: frozenset[str] = frozenset()
+    declared_dp_apps: frozenset[str] = frozenset()
     datasets: tuple[str, ...] = ()
     allow_statistics: bool = False
     max_epsilon_per_job: float = 0.0
@@ -138,6 +141,7 @@ class JobFacts:
         sandboxed: The trainer's namespaces are in force.
         runs_app: Code of the app runs; else there is none to review.
         is_statistics: The sums that are published describe columns.
+        declares_dp: The app's own code adds the noise.
     """
 
     mode: str
@@ -150,6 +154,7 @@ class JobFacts:
     sandboxed: bool
     runs_app: bool = True
     is_statistics: bool = False
+    declares_dp: bool = False
 
 
 def judge(policy: Policy, facts: JobFacts) -> None:
@@ -200,6 +205,10 @@ def _private_rules(policy: Policy, facts: JobFacts) -> list[tuple[bool, str]]:
         (
             facts.app_sha256 in policy.allowed_apps or not facts.runs_app,
             f"allowed_apps: app sha256:{facts.app_sha256} is not on the list of reviewed apps",
+        ),
+        (
+            facts.app_sha256 in policy.declared_dp_apps or not facts.declares_dp,
+            f"declared_dp_apps: app sha256:{facts.app_sha256} has no review of its own noise",
         ),
         (
             facts.epsilon <= policy.max_epsilon_per_job,

@@ -20,6 +20,7 @@ _KEYS = (
     "modes",
     "allow_no_dp",
     "allowed_apps",
+    "declared_dp_apps",
     "datasets",
     "allow_statistics",
     "max_epsilon_per_job",
@@ -53,7 +54,8 @@ def load_policy(path: Path) -> Policy:
     policy = Policy(
         modes=_texts(top, "modes"),
         allow_no_dp=top.flag("allow_no_dp", default=False),
-        allowed_apps=frozenset(_digest(top, app) for app in _texts(top, "allowed_apps", [])),
+        allowed_apps=_digests(top, "allowed_apps"),
+        declared_dp_apps=_digests(top, "declared_dp_apps"),
         datasets=_texts(top, "datasets"),
         allow_statistics=top.flag("allow_statistics", default=False),
         max_epsilon_per_job=top.number("max_epsilon_per_job", Span(0, 100)),
@@ -126,11 +128,11 @@ def _texts(table: Table, key: str, default: list[str] | None = None) -> tuple[st
     return tuple(value)
 
 
-def _digest(table: Table, app: str) -> str:
-    match = _DIGEST.fullmatch(app)
-    if match is None:
-        raise table.bad("allowed_apps", "must hold 'sha256:' and 64 lower-case hex digits each")
-    return match.group(1)
+def _digests(table: Table, key: str) -> frozenset[str]:
+    matches = [_DIGEST.fullmatch(app) for app in _texts(table, key, [])]
+    if not all(matches):
+        raise table.bad(key, "must hold 'sha256:' and 64 lower-case hex digits each")
+    return frozenset(match.group(1) for match in matches if match)
 
 
 def _check(top: Table, policy: Policy) -> None:

@@ -151,6 +151,14 @@ class JobFile:
         return not isinstance(self.work, Trees | Statistics)
 
     @property
+    def declares_dp(self) -> bool:
+        """Say whether the app's own code adds the noise, so that epsilon is its word (conditional).
+
+        privacy.md, "Who is trusted with the clip".
+        """
+        return isinstance(self.work, FlowerApp) and self.privacy.mode == RECORD_LOCAL
+
+    @property
     def metrics_length(self) -> int:
         """Return M, the number of metric coordinates of the vector."""
         return self.metrics.length

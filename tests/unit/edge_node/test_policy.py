@@ -84,6 +84,7 @@ def test_a_job_within_every_rule_passes(tmp_path):
         ({"noise_multiplier": 0.2}, "min_noise_multiplier"),
         ({"noise_multiplier": math.nan}, "min_noise_multiplier"),
         ({"is_statistics": True}, "allow_statistics"),
+        ({"declares_dp": True}, "declared_dp_apps"),
     ],
 )
 def test_each_rule_refuses_by_its_name(tmp_path, change, rule):
@@ -103,6 +104,17 @@ def test_statistics_need_consent_and_no_reviewed_app(tmp_path):
     with pytest.raises(PeerError, match="allow_statistics"):
         judge(load(tmp_path, consent), plain)
     judge(load(tmp_path, consent + "allow_statistics = true\n"), plain)
+
+
+def test_an_app_that_adds_its_own_noise_needs_more_than_a_review_for_other_modes(tmp_path):
+    facts = dataclasses.replace(GOOD, declares_dp=True)
+    judge(load(tmp_path, BASE + f'declared_dp_apps = ["sha256:{APP}"]\n'), facts)
+    other = load(tmp_path, BASE + f'declared_dp_apps = ["sha256:{"cd" * 32}"]\n')
+    with pytest.raises(PeerError, match="declared_dp_apps"):
+        judge(other, facts)
+    judge(other, GOOD)
+    with pytest.raises(UsageError, match="declared_dp_apps"):
+        load(tmp_path, BASE + f'declared_dp_apps = ["{APP}"]\n')
 
 
 def test_a_user_budget_names_its_users_and_their_row_cap(tmp_path):
