@@ -10,9 +10,10 @@ from safetensors.numpy import save
 from aggregator.checkpoints import Checkpoint
 from aggregator.jobs import Job
 from aggregator.progress import JobProgress
+from privacy.accounting.chain import TIER_CONDITIONAL, TIER_ENFORCED
 from privacy.pipeline import Mode
 from tidegate import provenance
-from tidegate.jobfile import FlowerApp, LocalPrivacy, NoPrivacy
+from tidegate.jobfile import NoPrivacy
 from tidegate.keys import EcdsaSigner, load_key, read_private
 
 
@@ -87,9 +88,8 @@ def export_model(
 
 def tier_of(job: Job) -> str:
     """Say who is trusted with the clip (privacy.md), in the words that every surface uses."""
-    privacy = job.file.privacy
-    if isinstance(privacy, NoPrivacy):
+    if isinstance(job.file.privacy, NoPrivacy):
         return "none"
-    if isinstance(privacy, LocalPrivacy) and isinstance(job.file.work, FlowerApp):
-        return f"conditional on reviewed code sha256:{job.app_sha256.hex()}"
-    return "enforced"
+    if job.file.declares_dp:
+        return f"{TIER_CONDITIONAL}{job.app_sha256.hex()}"
+    return TIER_ENFORCED

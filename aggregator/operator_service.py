@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from aggregator.coordinator import Coordinator
+from aggregator.export import tier_of
 from aggregator.grpc_calls import AbortableContext, peer_certificate, refuse
 from aggregator.jobs import Job
 from aggregator.log import LOGGER
@@ -256,6 +257,7 @@ class OperatorService:
             unit=privacy.unit.kind,
             mode=privacy.mode,
             log=tuple(progress.log),
+            tier=tier_of(job),
         )
         return convert.job_status_to_wire(status)
 

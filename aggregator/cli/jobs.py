@@ -129,7 +129,7 @@ def list_jobs(context: typer.Context) -> None:
         (
             job.job_id,
             job.name,
-            mode_text(job.mode),
+            mode_text(job),
             job.state,
             f"{job.round}/{job.rounds}",
             moment(job.submitted_at_s),

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.cli.output import data_size
+from privacy.accounting.chain import TIER_CONDITIONAL
 from privacy.errors import PeerError, Reason
 from tidegate.convert import job_status_from_wire
 from tidegate.jobfile import NONE
@@ -56,9 +57,11 @@ def watch_live(
     return seen
 
 
-def mode_text(mode: str) -> Text:
-    """Name a privacy mode; one without differential privacy is never shown like the others."""
-    return Text(mode, style="bold red" if mode == NONE else "")
+def mode_text(job: JobStatus) -> Text:
+    """Name a job's privacy mode; what is not enforced is never shown like the others."""
+    if job.tier.startswith(TIER_CONDITIONAL):
+        return Text(f"{job.mode} (conditional)", style="bold yellow")
+    return Text(job.mode, style="bold red" if job.mode == NONE else "")
 
 
 def job_table(job: JobStatus) -> RenderableType:
@@ -83,6 +86,8 @@ def _headline(job: JobStatus) -> Text:
     if job.rounds_per_s > 0:
         left_s = (job.rounds - job.round) / job.rounds_per_s
         text.append(f"   {job.rounds_per_s:.1f} rounds/s  ETA {left_s:.0f} s")
+    if job.tier.startswith(TIER_CONDITIONAL):
+        text.append(f"\nepsilon is the app's word: {job.tier}", style="bold yellow")
     if job.mode == NONE:
         text.append("\nNO DIFFERENTIAL PRIVACY: mode none", style="bold red")
     if job.detail:

@@ -152,7 +152,11 @@ class SiteProgress:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Aggregator to operator: where a job stands."""
+    """Aggregator to operator: where a job stands.
+
+    Attributes:
+        tier: Who is trusted with the clip (privacy.md), shown beside every epsilon.
+    """
 
     job_id: str
     name: str
@@ -170,6 +174,7 @@ class JobStatus:
     unit: str
     mode: str
     log: tuple[str, ...]
+    tier: str = ""
 
 
 @dataclass(frozen=True)

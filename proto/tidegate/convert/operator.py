@@ -177,6 +177,7 @@ def job_status_from_wire(message: pb.Job) -> JobStatus:
         unit=bounds.text(message.unit, "job.unit", _MAX_WORD_CHARS),
         mode=bounds.text(message.mode, "job.mode", _MAX_WORD_CHARS),
         log=tuple(bounds.text(line, "job.log") for line in message.log),
+        tier=bounds.text(message.tier, "job.tier", 2 * _MAX_WORD_CHARS),
     )
 
 

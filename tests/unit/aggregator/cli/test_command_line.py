@@ -15,6 +15,7 @@ from aggregator.cli import connection, main, setup
 from aggregator.cli.progress import job_table, mode_text
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki
+from tidegate.convert import job_status_from_wire, job_status_to_wire
 from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2, operator_pb2_grpc
 
@@ -194,11 +195,26 @@ def test_mode_none_is_red_in_every_picture_of_a_job():
         "plain-1", "plain", "running", "", 1, 3, 0, 0, {}, (), 1.0, 1.0, 0.0, "none", "none", ()
     )
     console = Console(force_terminal=True, color_system="truecolor", file=StringIO(), width=200)
-    console.print(mode_text(job.mode), job_table(job))
+    console.print(mode_text(job), job_table(job))
     red = "\x1b[1;31m"
     drawn = console.file.getvalue()
     assert f"{red}none" in drawn
     assert f"{red}NO DIFFERENTIAL PRIVACY" in drawn
+
+
+def test_what_an_app_declares_of_its_noise_is_conditional_in_every_picture_of_a_job():
+    tier = f"conditional on reviewed code sha256:{'ab' * 32}"
+    job = JobStatus(
+        "own-1", "own", "running", "", 1, 3, 0, 0, {}, (), 1.0, 1.0, 1e-6, "record",
+        "record-local", (), tier,
+    )  # fmt: skip
+    console = Console(file=StringIO(), width=200)
+    console.print(mode_text(job))
+    console.print(job_table(job))
+    listed, drawn = console.file.getvalue().split("\n", 1)
+    assert listed == "record-local (conditional)"
+    assert tier in drawn
+    assert job_status_from_wire(job_status_to_wire(job)) == job
 
 
 @pytest.mark.parametrize(
