@@ -28,7 +28,7 @@ from aggregator.log import LOGGER
 from aggregator.progress import JobProgress
 from aggregator.registry import EnrolledSite, Registry, SealedManifest
 from aggregator.runner import JobRunner
-from aggregator.server_app_store import CallStore
+from aggregator.server_app.store import CallStore
 from aggregator.sessions import Sessions, SiteSession
 from aggregator.spool import Spool
 from aggregator.store import Store

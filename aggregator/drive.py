@@ -4,8 +4,8 @@ from aggregator.config import AggregatorConfig
 from aggregator.jobs import JobState
 from aggregator.log import LOGGER
 from aggregator.runner import JobRunner, run_steps
-from aggregator.server_app_driver import run_server_app
-from aggregator.server_app_store import CallStore
+from aggregator.server_app.driver import run_server_app
+from aggregator.server_app.store import CallStore
 from privacy.errors import TidegateError
 from tidegate.jobfile import SERVER_APP, FlowerApp
 

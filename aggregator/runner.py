@@ -5,7 +5,7 @@ the event loop (``job_run``). Unmasking, decoding, the server optimiser's step a
 here too and leave the loop to the sites.
 
 ``JobRunner`` carries exchanges out and makes them durable; what asks for them is a job's server
-step (``run_steps``) or its own ServerApp (``server_app_driver``).
+step (``run_steps``) or its own ServerApp (``server_app.driver``).
 """
 
 import asyncio

@@ -100,7 +100,7 @@ CHECKPOINTS = Table(
 )
 
 # What a job's own ServerApp asked for and heard, for as long as the job runs: from it the app's
-# main is brought back to where it was (``server_app_store``).
+# main is brought back to where it was (``server_app.store``).
 CALLS = Table(
     "calls",
     METADATA,

@@ -1,6 +1,6 @@
 """Submit an unchanged Flower app folder: rehearse it, and draft the job file that it lacks.
 
-The app's code runs in a process of its own (``aggregator.server_app_rehearsal``), never beside the
+The app's code runs in a process of its own (``aggregator.server_app.rehearsal``), never beside the
 operator's keys.
 """
 
@@ -54,7 +54,7 @@ class FlowerOptions:
 
 @dataclass(frozen=True)
 class RehearsedApp:
-    """What a rehearsal gave: see ``aggregator.server_app_rehearsal``."""
+    """What a rehearsal gave: see ``aggregator.server_app.rehearsal``."""
 
     vector_spec: bytes
     model: bytes
@@ -84,7 +84,7 @@ def rehearse_app(folder: Path, job_toml: bytes, app: bytes) -> RehearsedApp:
     job = JobFile.parse(job_toml)
     if isinstance(job.work, FlowerApp) and job.work.driver == SERVER_APP:
         refuse_strategies(appbundle.read(app))
-    program = [sys.executable, "-B", "-m", "aggregator.server_app_rehearsal"]
+    program = [sys.executable, "-B", "-m", "aggregator.server_app.rehearsal"]
     settings = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with TemporaryDirectory(prefix="tidegate-") as scratch:
         out = Path(scratch)

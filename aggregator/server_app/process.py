@@ -1,6 +1,6 @@
 """The process of a job's own ServerApp: confine itself, then run the app's main to its end.
 
-Started by ``server_app_child`` as ``python -I -B -u -m aggregator.server_app_process SOCKET MEMORY
+Started by ``server_app.child`` as ``python -I -B -u -m aggregator.server_app.process SOCKET MEMORY
 LIFELINE`` with three inherited file descriptors. It has no network, no file but the app and nothing
 of the aggregator's; what it sends becomes the model that sites download, and what it hears are
 means. Until the sandbox is entered nothing heavy is imported, for the process forks there.
@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from aggregator import server_app_frames as frames
+from aggregator.server_app import frames
 from tidegate.confine.sandbox import Sandbox, SandboxPlan, enter
 
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "Unable to allocate")
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         app_folder=start.app_folder,
         memory_mib=start.memory_mib,
         hidden=start.hidden,
-        readable=(str(Path(__file__).parent),),
+        readable=(str(Path(__file__).parents[1]),),
         scratch_mib=start.scratch_mib,
         max_file_mib=start.scratch_mib,
     )
@@ -50,16 +50,17 @@ def main(arguments: list[str]) -> int:
 
 def _work(start: frames.Start, connection: socket.socket, memory_fd: int, sandbox: Sandbox) -> None:
     # Heavy libraries, on this side of the fork.
-    from aggregator import server_app_load, server_app_rounds, strategy_watch  # noqa: PLC0415
     from aggregator.secure_grid import SecureGrid  # noqa: PLC0415
+    from aggregator.server_app import load, strategy_watch  # noqa: PLC0415
+    from aggregator.server_app.rounds import SandboxMissing, SocketRounds  # noqa: PLC0415
 
-    rounds = server_app_rounds.SocketRounds(start, connection, memory_fd)
+    rounds = SocketRounds(start, connection, memory_fd)
     os.close(memory_fd)
-    server_app_load.prepare_process(start.seed, start.threads)
+    load.prepare_process(start.seed, start.threads)
     report = sandbox.seal()
     if report.missing and start.required:
         detail = "; ".join((*report.missing, *report.notes))
-        raise server_app_rounds.SandboxMissing(detail)
+        raise SandboxMissing(detail)
     _tell(connection, frames.report_frame(report))
     _enter_scratch()
     folder = sandbox.app_folder
@@ -69,8 +70,8 @@ def _work(start: frames.Start, connection: socket.socket, memory_fd: int, sandbo
         on_result=rounds.tell_result,
     )
     with watch:
-        app = server_app_load.load_server_app(folder, start.reference)
-        server_app_load.run_main(app, SecureGrid(rounds), start.run_config)
+        app = load.load_server_app(folder, start.reference)
+        load.run_main(app, SecureGrid(rounds), start.run_config)
 
 
 def _enter_scratch() -> None:
@@ -82,8 +83,8 @@ def _enter_scratch() -> None:
 
 
 def _failure_of(error: BaseException, app_folder: str) -> dict[str, object]:
-    from aggregator.server_app_load import place_of  # noqa: PLC0415
-    from aggregator.server_app_rounds import SandboxMissing  # noqa: PLC0415
+    from aggregator.server_app.load import place_of  # noqa: PLC0415
+    from aggregator.server_app.rounds import SandboxMissing  # noqa: PLC0415
     from privacy.errors import TidegateError  # noqa: PLC0415
 
     if isinstance(error, SandboxMissing):

@@ -54,8 +54,7 @@ class StoredCall:
 def request_digest(instruction: Instruction, sent_D: Vector) -> bytes:
     """Name what main asks for; whom it asks is not part of it, as sites come and go."""
     model = hashlib.sha256(sent_D.tobytes()).digest()
-    purpose = instruction.purpose.encode()
-    return hash_of("server-app-call", purpose + b"\0" + model + instruction.config)
+    return hash_of("server-app-call", instruction.purpose, model, instruction.config)
 
 
 class CallStore:

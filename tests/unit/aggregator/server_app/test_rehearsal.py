@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from aggregator.server_app_rehearsal import rehearse
+from aggregator.server_app.rehearsal import rehearse
 from privacy.errors import UsageError
 from tests.support.flower_rounds import SPEC
 from tests.support.flower_site import FEDADAM, flower_app, flower_job

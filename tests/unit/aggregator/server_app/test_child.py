@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from aggregator.server_app_child import ServerAppChild
-from aggregator.server_app_frames import Start
+from aggregator.server_app.child import ServerAppChild
+from aggregator.server_app.frames import Start
 from privacy.errors import UsageError
 from tests.support.flower_rounds import SPEC
 from tests.support.flower_site import flower_app

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.server_app_frames import (
+from aggregator.server_app.frames import (
     MAX_FRAME_BYTES,
     MEMORY,
     REFUSED,
@@ -26,10 +26,10 @@ from aggregator.server_app_frames import (
     encode,
     encode_start,
 )
-from aggregator.server_app_memory import ModelMemory
+from aggregator.server_app.memory import ModelMemory
 from privacy.errors import UsageError
 
-_ARGUMENTS = ("-I", "-B", "-u", "-m", "aggregator.server_app_process")
+_ARGUMENTS = ("-I", "-B", "-u", "-m", "aggregator.server_app.process")
 _LOOK_MS = 100
 _LOG_BYTES = 1 << 20
 _END_WITHIN_S = 2.0

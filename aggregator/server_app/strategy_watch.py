@@ -1,6 +1,6 @@
 """Watch a ServerApp's strategies: refuse those that need single replies, and take their results.
 
-For a process of the app's own (``server_app_process``, ``server_app_rehearsal``): Flower's public
+For a process of the app's own (``process``, ``rehearsal``): Flower's public
 ``Strategy`` is given a ``__new__`` and a ``start`` that look first. So a strategy is refused when
 main makes it, before any site is asked, however main came by its class.
 """
@@ -78,8 +78,7 @@ def watch_strategies(
 
     def new(kind: type[Strategy], *_: object, **__: object) -> Strategy:
         check(kind)
-        made: Strategy = object.__new__(kind)
-        return made
+        return _make(kind)
 
     def start(strategy: Strategy, grid: Grid, *arguments: Any, **named: Any) -> Result:
         if isinstance(grid, SecureGrid):
@@ -97,4 +96,10 @@ def watch_strategies(
         yield
     finally:
         Strategy.start = original_start  # type: ignore[method-assign]
-        del Strategy.__new__
+        # Not deleted: a class that has had a __new__ refuses arguments without one (CPython).
+        Strategy.__new__ = _make  # type: ignore[method-assign,assignment]
+
+
+def _make(kind: type[Strategy], *_: object, **__: object) -> Strategy:
+    made: Strategy = object.__new__(kind)
+    return made

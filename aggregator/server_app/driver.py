@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator import server_app_frames as frames
 from aggregator.config import ServerAppSettings
 from aggregator.runner import EVALUATION_PREFIX, JobRunner
 from aggregator.secure_rounds import Instruction
-from aggregator.server_app_child import ServerAppChild
-from aggregator.server_app_frames import SEED, ExchangeFrame, Start
-from aggregator.server_app_store import Answer, CallStore, request_digest
+from aggregator.server_app import frames
+from aggregator.server_app.child import ServerAppChild
+from aggregator.server_app.frames import SEED, ExchangeFrame, Start
+from aggregator.server_app.store import Answer, CallStore, request_digest
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import appbundle, flower_config
 from tidegate.flower_project import FILE as PROJECT_FILE

@@ -1,4 +1,4 @@
-"""Rehearse a Flower app before it is submitted: ``... server_app_rehearsal FOLDER JOB_TOML OUT``.
+"""Rehearse a Flower app before it is submitted: ``... server_app.rehearsal FOLDER JOB_TOML OUT``.
 
 A program of its own (``python -m``), so that an app's code never shares the process that holds the
 operator's keys. It runs the app's main as the aggregator will, over a grid that answers each call
@@ -29,15 +29,15 @@ from numpy.typing import NDArray
 
 from aggregator.flower_messages import as_float32
 from aggregator.secure_grid import GridCall, GridMean, SecureGrid
-from aggregator.server_app_frames import SEED
-from aggregator.server_app_load import (
+from aggregator.server_app.frames import SEED
+from aggregator.server_app.load import (
     load_object,
     load_server_app,
     place_of,
     prepare_process,
     run_main,
 )
-from aggregator.strategy_watch import check_strategy, watch_strategies
+from aggregator.server_app.strategy_watch import check_strategy, watch_strategies
 from privacy.errors import PeerError, TidegateError, UsageError
 from privacy.spec import VectorSpec
 from tidegate.flower_config import decode

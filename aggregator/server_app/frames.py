@@ -1,7 +1,7 @@
 """Say what the aggregator and a ServerApp's process tell each other: small JSON frames.
 
 The socket keeps frames apart (SOCK_SEQPACKET). Models and settings lie in shared memory
-(``server_app_memory``). Frames from the process are hostile input: bounded in size, and nothing but
+(``server_app.memory``). Frames from the process are hostile input: bounded in size, and nothing but
 the fields below is read from them.
 
 A conversation: the aggregator sends a `Start`; the process answers ``ready`` or a failure. Then the

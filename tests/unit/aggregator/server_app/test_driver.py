@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aggregator import server_app_driver
 from aggregator.secure_rounds import Instruction, SecureMean
-from aggregator.server_app_driver import ServerAppDriver
-from aggregator.server_app_frames import MAX_NODES, encode_start, read_exchange, read_missing
-from aggregator.server_app_memory import ModelMemory
-from aggregator.server_app_store import Answer, CallStore, request_digest
+from aggregator.server_app import driver
+from aggregator.server_app.driver import ServerAppDriver
+from aggregator.server_app.frames import MAX_NODES, encode_start, read_exchange, read_missing
+from aggregator.server_app.memory import ModelMemory
+from aggregator.server_app.store import Answer, CallStore, request_digest
 from aggregator.store import Store
 from privacy.errors import PeerError, Reason, UsageError
 from tests.support.flower_site import flower_job
@@ -268,7 +268,7 @@ def test_without_evaluation_metrics_main_hears_that_nobody_evaluated(store):
 
 
 def test_a_main_that_only_asks_is_given_up(store, monkeypatch):
-    monkeypatch.setattr(server_app_driver, "_MOST_QUESTIONS", 5)
+    monkeypatch.setattr(driver, "_MOST_QUESTIONS", 5)
     with pytest.raises(UsageError, match="asked 5 questions"):
         drive(store, [NODES] * 6)
     with pytest.raises(UsageError, match="without a call to the sites"):
@@ -332,8 +332,6 @@ def test_calls_are_kept_until_the_job_is_over(store, tmp_path, monkeypatch):
 
 
 def test_a_start_that_fits_no_frame_is_refused():
-    start = server_app_driver.Start(
-        "/app", "a:b", {"x": "y" * 70_000}, 1, 1, 0, False, 1, 1, 1, (), False
-    )
+    start = driver.Start("/app", "a:b", {"x": "y" * 70_000}, 1, 1, 0, False, 1, 1, 1, (), False)
     with pytest.raises(PeerError, match="exceeds"):
         encode_start(start)

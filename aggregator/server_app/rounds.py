@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from aggregator import server_app_frames as frames
 from aggregator.flower_messages import as_float32
 from aggregator.secure_grid import GridCall, GridMean
-from aggregator.server_app_memory import ModelMemory
+from aggregator.server_app import frames
+from aggregator.server_app.memory import ModelMemory
 from privacy.errors import PeerError, UsageError
 from privacy.spec import VectorSpec
 

@@ -1,0 +1,1 @@
+"""Let an app's own ServerApp drive a job: its main runs unchanged, in a confined process."""
