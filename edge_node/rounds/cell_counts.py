@@ -2,7 +2,8 @@
 
 No code of an app runs: the daemon reads the rows, counts, rounds and adds the noise by itself,
 which is why the release is enforced and not conditional on reviewed code. All rows are read
-whatever the secret sample says, block by block, so that neither time nor memory tells of it.
+whatever the secret sample says, block by block: memory does not tell of it, and time only what
+adding a sampled row's cells takes.
 
 Shapes: N = records of a block, K = ranges of cells that a record adds to.
 """

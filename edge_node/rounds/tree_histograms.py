@@ -2,8 +2,8 @@
 
 No code of an app runs: the daemon bins the records by the job's public edges, follows the trees of
 the published model version, and adds each record's gradient and second derivative to one cell of
-each histogram. All records are gone through whatever the secret sample says, block by block, so
-that neither time nor memory tells of it.
+each histogram. All records are gone through whatever the secret sample says, block by block: memory
+does not tell of it, and time only what adding a sampled record's cells takes.
 
 The bins are made once. What finished trees say of a record is kept from version to version, so a
 round costs one walk down the newest tree, however many there are.
