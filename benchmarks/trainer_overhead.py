@@ -20,12 +20,12 @@ import torch
 
 from aggregator.cli.output import table_of
 from benchmarks import figures
-from edge_node.conversation import Rows
-from edge_node.local_steps import LocalSteps
-from edge_node.record_gradients import RecordGradients
-from edge_node.task import Task, load_task, spec_of
-from edge_node.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
-from edge_node.trainer_frames import GRADIENTS, STEPS
+from edge_node.tasks.local_steps import LocalSteps
+from edge_node.tasks.record_gradients import RecordGradients
+from edge_node.tasks.task import Task, load_task, spec_of
+from edge_node.trainer.conversation import Rows
+from edge_node.trainer.frames import GRADIENTS, STEPS
+from edge_node.trainer.trainer import Trainer, TrainerConfinement, TrainerJob, TrainerLimits
 from tidegate.schema import Column, Schema
 
 APP = Path(__file__).parent / "apps" / "mlp10k"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_node.data.declared import read_dataset_id, read_declared
-from edge_node.device import AUTO, KINDS, PRECISIONS
-from edge_node.flower_data import FlowerData, read_flower_data
+from edge_node.flower.data import FlowerData, read_flower_data
+from edge_node.trainer.device import AUTO, KINDS, PRECISIONS
 from privacy.errors import UsageError
 from tidegate.names import ADDRESS, DEVICE, NAME, NAME_RULE
 from tidegate.toml_table import Span, Table
@@ -58,7 +58,7 @@ class TrainerSettings:
         threads: Threads that torch computes with, in each process.
         sandbox: "best-available" takes what the machine offers and says so; "required" refuses to
             train where a protection is missing.
-        device: "auto" or a device as `edge_node.device` names them.
+        device: "auto" or a device as `edge_node.trainer.device` names them.
         precision: "float32", "bf16" (the forward pass of local steps), or "auto".
         processes: Processes that share a batch, each with a device of its own.
         parallel: "ddp" holds the whole model in each process, "fsdp" a share of it.

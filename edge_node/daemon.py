@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from edge_node import log
-from edge_node.app_states import AppStates
 from edge_node.bench import Bench
 from edge_node.budget import Ledgers
 from edge_node.bundles import BundleMaker, decode_bundle, unpack_secrets
@@ -41,10 +40,10 @@ from edge_node.commands import (
     UploadUpdate,
 )
 from edge_node.config import SiteConfig
-from edge_node.device import device_kind
 from edge_node.download import fetch
 from edge_node.enrol import Credentials
 from edge_node.exchange import SiteIdentity
+from edge_node.flower.app_states import AppStates
 from edge_node.link import Link
 from edge_node.offers import OfferDesk
 from edge_node.participant import Participant
@@ -54,7 +53,8 @@ from edge_node.session import Session
 from edge_node.steps import StepWriter
 from edge_node.store import Store
 from edge_node.store_schema import StoredJob
-from edge_node.trainer import TrainerFailure
+from edge_node.trainer.device import device_kind
+from edge_node.trainer.trainer import TrainerFailure
 from edge_node.updates import UpdateDesk
 from edge_node.upload import update_from_bytes
 from privacy.errors import PeerError, Reason, UsageError

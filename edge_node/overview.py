@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_node.config import SiteConfig, load_config
-from edge_node.device import device_kind
 from edge_node.policy_file import load_policy
-from edge_node.trainer import TrainerFailure, probe
+from edge_node.trainer.device import device_kind
+from edge_node.trainer.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
 
 _SECRET_WORDS = ("password", "secret", "token", "credential", "key")

@@ -12,7 +12,7 @@ from edge_node.download import fetch
 from edge_node.link import Link
 from edge_node.rounds.contract import JobAtSite, RoundRequest, read_model
 from edge_node.steps import StepWriter
-from edge_node.trainer import TrainerFailure
+from edge_node.trainer.trainer import TrainerFailure
 from edge_node.upload import mask_update, send_update
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate.convert.bounds import MAX_EPSILON

@@ -64,7 +64,7 @@ def convert_task_model(
     with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
         job_file = Path(scratch) / "job.toml"
         job_file.write_bytes(app.job_toml)
-        program = [sys.executable, "-m", "edge_node.model_formats"]
+        program = [sys.executable, "-m", "edge_node.tasks.model_formats"]
         arguments = [str(path) for path in (app.folder, job_file, model, out.absolute())]
         try:
             done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments

@@ -33,8 +33,8 @@ class Submission:
     """Everything that travels with a job, and the job file as it was read.
 
     Attributes:
-        rehearsal: What was tried with the task, as ``edge_node.rehearsal`` reports it; empty for
-            work without one.
+        rehearsal: What was tried with the task, as ``edge_node.tasks.rehearsal`` reports it; empty
+            for work without one.
     """
 
     job: JobFile
@@ -114,7 +114,7 @@ def _rehearse(
     """Run the rehearsal in a process of its own; it leaves ``spec`` and ``model`` in ``out``."""
     (out / JOB_FILE).write_bytes(job_toml)
     options = [f"--base-model={name}={path.absolute()}" for name, path in base_models.items()]
-    program = [sys.executable, "-B", "-m", "edge_node.rehearsal"]
+    program = [sys.executable, "-B", "-m", "edge_node.tasks.rehearsal"]
     try:
         done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
             [*program, str(folder), str(out / JOB_FILE), str(out), *options],

@@ -10,7 +10,7 @@ from edge_node.data.check import check_users, compare, job_schema, shares_outsid
 from edge_node.data.dataset import Dataset
 from edge_node.data.fingerprints import changed_since
 from edge_node.data.loading import load_dataset
-from edge_node.flower_data import check_readable
+from edge_node.flower.data import check_readable
 from edge_node.store_schema import make_private_folder
 from privacy.errors import PeerError, UsageError
 from tidegate.jobfile import JobFile

@@ -9,7 +9,7 @@ from edge_node.rounds.evaluation import EvaluationSums
 from edge_node.rounds.flower import FlowerSite, make_flower_round
 from edge_node.rounds.task_rounds import make_task_round, task_trainer
 from edge_node.rounds.tree_histograms import TreeHistograms
-from edge_node.trainer_frames import METRICS
+from edge_node.trainer.frames import METRICS
 from privacy.errors import PeerError, Reason
 from tidegate.jobfile import Evaluation, FlowerApp, Statistics, Task, Trees
 

@@ -14,13 +14,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_node.batches import padding_row
 from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.row_draw import rows_a_step
-from edge_node.shared_memory import SLOTS
-from edge_node.trainer import Trainer
-from edge_node.trainer_frames import METRICS
+from edge_node.tasks.batches import padding_row
+from edge_node.trainer.frames import METRICS
+from edge_node.trainer.shared_memory import SLOTS
+from edge_node.trainer.trainer import Trainer
 from privacy.cell_sum import CellSum
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator

@@ -1,6 +1,6 @@
 """Have an unchanged Flower app train or evaluate, judge its answer, clip and encode it.
 
-The app runs as it is, in the confined process, and only what `edge_node.flower_reply` lets pass is
+The app runs as it is, in the confined process, and only what `edge_node.flower.reply` lets pass is
 encoded: the clipped difference of its arrays to the model version it was given, or the metrics of
 its evaluation. Modes ``site`` and ``none``; in ``record-local`` the app declares its own record
 privacy, which is why every surface calls that conditional. The app's state moves on only with an
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_node import log
-from edge_node.app_states import AppStates, StateChange
 from edge_node.commands import UpdateKey
 from edge_node.config import SiteConfig
-from edge_node.flower_data import FlowerData, check_readable
-from edge_node.flower_reply import (
+from edge_node.flower.app_states import AppStates, StateChange
+from edge_node.flower.data import FlowerData, check_readable
+from edge_node.flower.reply import (
     DESCRIPTION_BYTES,
     ReplyDescription,
     ReplyRefused,
@@ -34,8 +34,8 @@ from edge_node.flower_reply import (
 from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.trainer_rules import trainer_confinement, trainer_limits
-from edge_node.trainer import Reply, Trainer, TrainerJob
-from edge_node.trainer_frames import CALL, FLOWER
+from edge_node.trainer.frames import CALL, FLOWER
+from edge_node.trainer.trainer import Reply, Trainer, TrainerJob
 from privacy.delta import Delta, take_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.noise import NoisedUpdate

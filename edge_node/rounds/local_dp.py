@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.row_draw import DrawnRows, RowDraw
-from edge_node.trainer import Trainer
+from edge_node.trainer.trainer import Trainer
 from privacy.delta import take_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.local_noise import LocalNoise

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.row_draw import RowDraw
-from edge_node.trainer import Trainer
+from edge_node.trainer.trainer import Trainer
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import RecordAccumulator
 from tidegate.confine.sandbox import SandboxReport

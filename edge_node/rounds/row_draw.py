@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_node.batches import padding_row
 from edge_node.data import Dataset
+from edge_node.tasks.batches import padding_row
 from privacy.sampling import poisson_sample
 from tidegate.jobfile import PrivacyUnit
 from tidegate.schema import Schema

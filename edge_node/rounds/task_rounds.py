@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from edge_node.base_models import LocalBaseModel
 from edge_node.config import SiteConfig
 from edge_node.rounds.contract import JobAtSite, LocalRound
 from edge_node.rounds.local_dp import LocalDp
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
 from edge_node.rounds.trainer_rules import trainer_confinement, trainer_limits
-from edge_node.trainer import Trainer, TrainerJob
-from edge_node.trainer_frames import GRADIENTS, OPTIMISE, STEPS
+from edge_node.tasks.base_models import LocalBaseModel
+from edge_node.trainer.frames import GRADIENTS, OPTIMISE, STEPS
+from edge_node.trainer.trainer import Trainer, TrainerJob
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import Mode
 from tidegate.jobfile import Task

@@ -1,7 +1,7 @@
 """Read what a site's settings say about each of its trainers."""
 
 from edge_node.config import SiteConfig
-from edge_node.trainer import HealthRules, TrainerConfinement, TrainerLimits
+from edge_node.trainer.trainer import HealthRules, TrainerConfinement, TrainerLimits
 from tidegate.confine.sandbox import SandboxMode
 
 

@@ -2,8 +2,9 @@
 
 Flower 1.42 makes messages only inside a task that it started itself; outside, its private
 ``TaskIdentity`` must be set first. ``Run``, which its public ``Grid`` names, is private too, as is
-whether a ``ServerApp`` has a main function. The contract with the pinned version is in ``tests/unit/tidegate/test_flower_bridge.py``; that nobody
-else imports such a part, in ``tests/architecture``.
+whether a ``ServerApp`` has a main function. The contract with the pinned version is in
+``tests/unit/tidegate/test_flower_bridge.py``; that nobody else imports such a part, in
+``tests/architecture``.
 """
 
 from flwr.clientapp import ClientApp

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DEVICE = ROOT / "edge_node" / "device.py"
+DEVICE = ROOT / "edge_node" / "trainer" / "device.py"
 NAMES = re.compile(
     r"(?<![a-z])(cuda|cublas|npu|torch_?npu|rocm|rocr|hip|xpu|mps|nvidia|ascend|davinci|kfd"
     r"|hccl|nccl|xccl)(?![a-z])",

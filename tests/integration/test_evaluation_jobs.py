@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from edge_node.trainer_frames import METRICS
+from edge_node.trainer.frames import METRICS
 from privacy.accounting.chain import TIER_NONE
 from tests.integration.test_edge_node import charges, market, run
 from tests.support.live_aggregator import SPEC, job_toml

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load
 
 from edge_node.budget import read_entries
-from edge_node.flower_data import FlowerData
+from edge_node.flower.data import FlowerData
 from edge_node.rounds.contract import RoundRequest
 from edge_node.store_schema import connect, read_ledgers
 from privacy.delta import Delta

@@ -16,7 +16,7 @@ from aggregator.cli.models import write_chunks
 from aggregator.cli.progress import watch_live
 from aggregator.cli.submission import prepare, requests_of
 from benchmarks.rounds import synthetic_shard
-from edge_node.task import load_task
+from edge_node.tasks.task import load_task
 from privacy.planning import CohortRules
 from tidegate.v1 import operator_pb2
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from edge_node.app_states import AppStates
 from edge_node.boot_key import BootKey
 from edge_node.data.dataset import rowless
-from edge_node.flower_data import FlowerData
+from edge_node.flower.app_states import AppStates
+from edge_node.flower.data import FlowerData
 from edge_node.rounds.contract import EvaluationTerms, JobAtSite
 from edge_node.rounds.flower import FlowerSite, make_flower_round
 from edge_node.store import Store

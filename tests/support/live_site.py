@@ -13,7 +13,7 @@ from edge_node.config import load_config
 from edge_node.daemon import EdgeNode
 from edge_node.lock import FolderLock
 from edge_node.policy_file import load_policy
-from edge_node.trainer import TrainerFailure
+from edge_node.trainer.trainer import TrainerFailure
 from tests.support.live_aggregator import app_bundle
 from tidegate import appbundle, tokens
 from tidegate.confine.sandbox import SandboxReport

@@ -3,7 +3,13 @@
 import textwrap
 from pathlib import Path
 
-from edge_node.trainer import HealthRules, Trainer, TrainerConfinement, TrainerJob, TrainerLimits
+from edge_node.trainer.trainer import (
+    HealthRules,
+    Trainer,
+    TrainerConfinement,
+    TrainerJob,
+    TrainerLimits,
+)
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate.confine.sandbox import SandboxMode
 from tidegate.schema import scalars

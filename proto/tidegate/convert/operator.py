@@ -223,11 +223,22 @@ def job_history_from_wire(message: pb.GetHistoryResponse) -> JobHistory:
 
 def job_history_to_wire(history: JobHistory) -> pb.GetHistoryResponse:
     """Give a job's history."""
-    rounds = [
-        pb.RoundRecord(**vars(entry) | {"metrics": _showable(entry.metrics)})
-        for entry in history.rounds
-    ]
-    return pb.GetHistoryResponse(**vars(history) | {"rounds": rounds})
+    return pb.GetHistoryResponse(
+        rounds=[
+            pb.RoundRecord(
+                round=entry.round,
+                attempt=entry.attempt,
+                survivors=entry.survivors,
+                elapsed_s=entry.elapsed_s,
+                metrics=_showable(entry.metrics),
+            )
+            for entry in history.rounds
+        ],
+        vector_spec=history.vector_spec,
+        encoding=history.encoding,
+        app_sha256=history.app_sha256,
+        manifest_hash=history.manifest_hash,
+    )
 
 
 def _metrics(metrics: Mapping[str, float], name: str) -> dict[str, float]:

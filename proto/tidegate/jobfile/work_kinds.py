@@ -23,7 +23,7 @@ class BaseModel:
 
     Attributes:
         name: Under which ``[base_models.NAME]`` of site.toml shows them to the task.
-        sha256: Digest of the folder (``edge_node.base_models.folder_digest``), hex.
+        sha256: Digest of the folder (``edge_node.tasks.base_models.folder_digest``), hex.
     """
 
     name: str
@@ -32,7 +32,7 @@ class BaseModel:
 
 @dataclass(frozen=True)
 class Task:
-    """A task file of the app: ``model()`` and ``loss()`` (docs: ``edge_node.task``).
+    """A task file of the app: ``model()`` and ``loss()`` (docs: ``edge_node.tasks.task``).
 
     Attributes:
         file: Its path in the app.

@@ -24,7 +24,7 @@ from edge_node.rounds.contract import JobAtSite
 from edge_node.steps import StepWriter, local_steps_digest
 from edge_node.store import Store
 from edge_node.store_schema import StoredBundle, connect, read_ledgers
-from edge_node.trainer import TrainerFailure
+from edge_node.trainer.trainer import TrainerFailure
 from edge_node.updates import UpdateDesk
 from privacy.accounting.accountant import Accountant
 from privacy.accounting.chain import TIER_CONDITIONAL, TIER_ENFORCED, TIER_NONE, LedgerEntry

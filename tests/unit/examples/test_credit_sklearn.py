@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from edge_node.batches import draw_rows
-from edge_node.record_gradients import RecordGradients
-from edge_node.task import load_task, spec_of
+from edge_node.tasks.batches import draw_rows
+from edge_node.tasks.record_gradients import RecordGradients
+from edge_node.tasks.task import load_task, spec_of
 from tidegate.jobfile import JobFile
 
 pytest.importorskip("sklearn")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from edge_node.record_gradients import RecordGradients
-from edge_node.task import load_task, spec_of
+from edge_node.tasks.record_gradients import RecordGradients
+from edge_node.tasks.task import load_task, spec_of
 from tidegate.jobfile import JobFile
 
 FOLDER = Path(__file__).parents[3] / "examples" / "text-lora"

@@ -7,8 +7,8 @@ from safetensors.numpy import save_file
 
 from aggregator.optimiser import Optimiser
 from aggregator.secure_rounds import SecureMean
-from edge_node.record_gradients import RecordGradients
-from edge_node.task import Task
+from edge_node.tasks.record_gradients import RecordGradients
+from edge_node.tasks.task import Task
 from privacy.decode import decode_sum
 from privacy.errors import UsageError
 from privacy.pipeline import RecordAccumulator

@@ -11,8 +11,8 @@ from edge_node.data import from_table
 from edge_node.rounds import evaluation
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.evaluation import EvaluationSums
-from edge_node.trainer import TrainerFailure
-from edge_node.trainer_frames import METRICS
+from edge_node.trainer.frames import METRICS
+from edge_node.trainer.trainer import TrainerFailure
 from privacy.accounting.events import NoDpEvent
 from privacy.decode import decode_sum
 from privacy.errors import UsageError

@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_node.flower_data import FlowerData
+from edge_node.flower.data import FlowerData
 from edge_node.rounds.contract import RoundRequest
 from edge_node.rounds.flower import FlowerRound
-from edge_node.trainer import Reply, TrainerFailure
+from edge_node.trainer.trainer import Reply, TrainerFailure
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import Mode
 from tests.support.flower_apps import (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_node import trainer_child
-from edge_node.trainer import TrainerFailure, probe
-from edge_node.trainer_frames import STEPS
+from edge_node.trainer import child
+from edge_node.trainer.frames import STEPS
+from edge_node.trainer.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
 from tests.support.trainer_apps import LINEAR, make_trainer, write_app
 from tidegate.confine.sandbox import SandboxMode, SandboxReport
@@ -116,7 +116,7 @@ def attack(tmp_path, site, listener, unix_path, covered):
         "PORT": listener.getsockname()[1],
         "UNIX": str(unix_path),
         "DAEMON": os.getpid(),
-        "PACKAGE": str(Path(trainer_child.__file__).parent),
+        "PACKAGE": str(Path(child.__file__).parents[1]),
         "COVERED": str(covered),
     }
     head = "\n".join(f"{name} = {value!r}" for name, value in facts.items())
@@ -163,7 +163,7 @@ def refuse(*arguments):
 tidegate.confine.linux_calls.unshare = refuse
 if sys.argv.pop(1) == "no-landlock":
     tidegate.confine.sandbox.restrict_files = refuse
-from edge_node.trainer_process import main
+from edge_node.trainer.process import main
 os._exit(main(sys.argv[1:]))
 """
 FALLBACK = """
@@ -193,7 +193,7 @@ raise RuntimeError(json.dumps(outcomes) + "END")
 
 def leave_out(monkeypatch, landlock):
     arguments = ("-I", "-B", "-c", WITHOUT_NAMESPACES, landlock)
-    monkeypatch.setattr(trainer_child, "_ARGUMENTS", arguments)
+    monkeypatch.setattr(child, "_ARGUMENTS", arguments)
 
 
 def attack_the_fallback(tmp_path, site):
@@ -284,7 +284,7 @@ def test_the_probe_agrees_with_a_trainer(tmp_path):
 def test_the_supervisor_stays_light():
     # It forks after importing the module: what that module imports, every supervisor keeps.
     code = (
-        "import sys, edge_node.trainer_process\n"
+        "import sys, edge_node.trainer.process\n"
         "heavy = {'numpy', 'torch', 'flwr', 'asyncio', 'cryptography', 'ssl'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

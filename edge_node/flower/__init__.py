@@ -1,0 +1,1 @@
+"""Run an unchanged Flower ClientApp: its messages, replies and state."""

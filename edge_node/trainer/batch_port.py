@@ -1,0 +1,47 @@
+"""Give the app's loop its batches, one slot of shared memory after the other (trainer side)."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from edge_node.trainer.frames import MAX_FRAME_BYTES, encode
+from edge_node.trainer.ranks import Connection
+from edge_node.trainer.shared_memory import SharedArrays
+
+
+class DaemonGoneError(Exception):
+    """The daemon closed its end: there is nobody to work for."""
+
+
+class BatchPort:
+    """The trainer's end of the conversation that `edge_node.trainer.frames` describes."""
+
+    def __init__(self, connection: Connection, arrays: SharedArrays) -> None:
+        self._connection = connection
+        self.arrays = arrays
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the daemon's next frame.
+
+        Raises:
+            DaemonGoneError: It closed its end.
+        """
+        raw = self._connection.recv(MAX_FRAME_BYTES)
+        if not raw:
+            raise DaemonGoneError
+        frame: dict[str, Any] = json.loads(raw)
+        return frame
+
+    def send(self, frame: dict[str, Any]) -> None:
+        """Send a frame to the daemon."""
+        self._connection.sendall(encode(frame))
+
+    def batches(self, n_chunks: int) -> Iterator[tuple[int, int]]:
+        """Yield each slot's number as the daemon fills it, and how many of its rows are real.
+
+        A slot counts as done, and is told to the daemon, when the next one is asked for.
+        """
+        for _ in range(n_chunks):
+            frame = self.receive()
+            yield frame["chunk"], frame["rows"]
+            self.send({"chunk": frame["chunk"]})
