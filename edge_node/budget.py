@@ -3,7 +3,7 @@
 The rules are in `privacy.accounting.ledger`; durability is the store's, which writes a charge in
 the same transaction as the slot of step 2. A ledger is made when the first job on its data set is
 accepted: its order alpha is then fixed from the administrator's word or the job's public plan,
-before anything is charged (privacy.md, "Filter").
+before anything is charged (privacy.md, "Filter"). From the first charge on it never changes.
 """
 
 import contextlib
@@ -105,7 +105,6 @@ class BudgetLine:
 
     Attributes:
         by_tier: How many charges each tier has, by the words of the ledger.
-        declared: False when the budget's ledger exists but policy.toml no longer declares it.
     """
 
     dataset_id: str
@@ -135,7 +134,7 @@ class Ledgers:
         }
 
     def ensure(self, policy: Policy, dataset_id: str, plan: Event) -> None:
-        """Make the ledger of a data set if it has none.
+        """Make the ledger of a data set if it has none, or anew if it was changed uncharged.
 
         Args:
             policy: Declares the budget.
@@ -143,7 +142,7 @@ class Ledgers:
             plan: What a step of the first job costs, from its public plan: chooses alpha if open.
 
         Raises:
-            PeerError: POLICY: no budget is declared, or it was changed after it was made.
+            PeerError: POLICY: no budget is declared, or it was changed after it was charged.
         """
         rule = policy.budget_rule(dataset_id)
         if rule is None:
@@ -154,15 +153,16 @@ class Ledgers:
             )
         state = self._states.get(dataset_id)
         if state is not None:
-            made = state.tallies[0].budget
-            wanted = rule.budget(rule.alpha or made.alpha, allow_no_dp=policy.allow_no_dp)
-            if wanted != made:
+            changed = _changes(rule, state.tallies[0].budget, policy, plan)
+            if not changed:
+                return
+            if state.sequence:
                 raise PeerError(
                     Reason.POLICY,
                     f"the budget of {dataset_id!r} in policy.toml differs from the one that its"
-                    " ledger was made with; a budget is fixed once made: restore it",
+                    f" ledger was made with ({', '.join(changed)}); a budget is fixed once it was"
+                    " charged: restore it",
                 )
-            return
         alpha = rule.alpha or _lasting_alpha(rule, plan)
         budget = rule.budget(alpha, allow_no_dp=policy.allow_no_dp)
         opened = LedgerState.open(self._site_id, [budget])
@@ -214,6 +214,24 @@ class Ledgers:
             return self._states[dataset_id]
         except KeyError:
             raise UsageError(f"data set id {dataset_id!r} has no ledger yet") from None
+
+
+def _changes(rule: BudgetRule, made: Budget, policy: Policy, plan: Event) -> list[str]:
+    """Name the keys that policy.toml changed since the ledger was made, if the job needs them.
+
+    Consent to mode ``none`` counts for jobs in that mode alone: whoever withdraws it keeps the
+    others, and whoever gives it later never gives it to a budget that was charged without.
+    """
+    changed = [
+        name
+        for name in ("unit", "epsilon", "delta_dp", "max_rows_per_user", "user_column")
+        if getattr(rule, name) != getattr(made, name)
+    ]
+    if rule.alpha is not None and rule.alpha != made.alpha:
+        changed.append("alpha")
+    if isinstance(plan, NoDpEvent) and policy.allow_no_dp != made.allow_no_dp:
+        changed.append("allow_no_dp")
+    return changed
 
 
 def _lasting_alpha(rule: BudgetRule, plan: Event) -> int:

@@ -369,9 +369,17 @@ class Store:
     # --- ledger ----------------------------------------------------------------------------------
 
     def add_budget(self, dataset_id: str, budgets: bytes, genesis: str) -> None:
-        """Keep a data set's budgets (canonical JSON), fixed for good, and its genesis hash."""
+        """Keep a data set's budgets (canonical JSON) and genesis hash, in place of uncharged ones.
+
+        Raises:
+            UsageError: The data set's ledger has entries: its budgets are fixed for good.
+        """
+        row = (dataset_id, budgets, genesis)
         with self._transaction():
-            self._db.execute("INSERT INTO budgets VALUES (?, ?, ?)", (dataset_id, budgets, genesis))
+            charged = "SELECT 1 FROM ledger WHERE dataset_id = ? LIMIT 1"
+            if self._db.execute(charged, (dataset_id,)).fetchone():
+                raise UsageError(f"the budgets of data set id {dataset_id!r} were charged")
+            self._db.execute("INSERT OR REPLACE INTO budgets VALUES (?, ?, ?)", row)
             self._next_generation()
         self._heads[dataset_id] = genesis
         self._write_mirror()

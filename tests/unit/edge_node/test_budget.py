@@ -92,13 +92,46 @@ def test_a_data_set_without_a_declared_budget_is_refused(store):
     assert caught.value.reason is Reason.POLICY
 
 
-def test_a_budget_is_made_once_and_a_changed_declaration_is_refused(store):
+def test_a_charged_budget_stays_and_a_changed_declaration_is_refused(store):
     ledgers = Ledgers(store, "bank-a")
     ledgers.ensure(POLICY, "loans", PLAN)
+    charge(store, ledgers, 1)
     ledgers.ensure(POLICY, "loans", PLAN)
-    raised = Policy(budgets=(BudgetRule("loans", 8.0, 1e-5),))
-    with pytest.raises(PeerError, match="fixed once made"):
-        Ledgers(store, "bank-a").ensure(raised, "loans", PLAN)
+    for rule, named in (
+        (BudgetRule("loans", 8.0, 1e-5), r"\(epsilon\)"),
+        (BudgetRule("loans", 0.01, 1e-7), r"\(epsilon, delta_dp\)"),  # no order may carry it
+        (BudgetRule("loans", 4.0, 1e-5, alpha=99), r"\(alpha\)"),
+    ):
+        with pytest.raises(PeerError, match=f"{named}; a budget is fixed once it was charged"):
+            Ledgers(store, "bank-a").ensure(Policy(budgets=(rule,)), "loans", PLAN)
+    with pytest.raises(UsageError, match="were charged"):
+        store.add_budget("loans", b"[]", "genesis")
+
+
+def test_a_budget_that_was_never_charged_follows_the_policy(tmp_path, store):
+    Ledgers(store, "bank-a").ensure(POLICY, "loans", PLAN)
+    again = Ledgers(store, "bank-a")
+    again.ensure(Policy(budgets=(BudgetRule("loans", 8.0, 1e-5),)), "loans", PLAN)
+    charge(store, again, 1)
+    store.close()
+    reopened = Store(tmp_path / "state" / "site.db", tmp_path / "generation", KEY)
+    (line,) = budget_lines("bank-a", reopened.ledgers())
+    assert (line.epsilon, line.charges) == (8.0, 1)
+    reopened.close()
+
+
+@pytest.mark.parametrize("at_first", [False, True])
+def test_consent_to_no_privacy_is_asked_of_jobs_without_alone(store, at_first):
+    ledgers = Ledgers(store, "bank-a")
+    ledgers.ensure(dataclasses.replace(POLICY, allow_no_dp=at_first), "loans", PLAN)
+    charge(store, ledgers, 1)
+    later = dataclasses.replace(POLICY, allow_no_dp=not at_first)
+    ledgers.ensure(later, "loans", PLAN)
+    with pytest.raises(PeerError, match="allow_no_dp"):
+        ledgers.ensure(later, "loans", NoDpEvent(1))
+    if not at_first:
+        with pytest.raises(PeerError, match="without differential privacy"):
+            ledgers.prepare("loans", NoDpEvent(1), occasion(2), 1e9)
 
 
 def test_the_order_is_fixed_by_the_first_plan_and_by_no_later_one(store):

@@ -23,6 +23,7 @@ from edge_node.tasks.task_app import build_gradients_app, build_steps_app
 from edge_node.trainer.batch_port import BatchPort, DaemonGoneError
 from edge_node.trainer.frames import GRADIENTS, STEPS, decode, encode
 from edge_node.trainer.shared_memory import SharedLayout
+from tidegate.schema import scalars
 
 
 def test_a_message_reaches_the_function_of_its_action_and_comes_back():
@@ -49,6 +50,9 @@ def test_settings_of_another_type_are_refused():
         float_setting(message, "rate")
 
 
+COLUMNS = scalars(("x", "y"))
+
+
 def squares(model, batch):
     return (model(batch["x"].unsqueeze(-1)).squeeze(-1) - batch["y"]) ** 2
 
@@ -66,11 +70,11 @@ def conversation():
 def test_the_gradients_app_fills_the_slots_in_turn(conversation):
     ours, port, arrays = conversation
     model = nn.Linear(1, 1)
-    engine = RecordGradients(Task(model, squares, None), spec_of(model), ("x", "y"), 0)
+    engine = RecordGradients(Task(model, squares, None), spec_of(model), COLUMNS, 0)
     app = build_gradients_app(port, engine)
     arrays.model_D[:] = [3.0, 0.5]
     for slot in (0, 1):
-        arrays.slots[slot].rows_PC[:] = [[slot, 1]] * 4
+        arrays.slots[slot].rows_PW[:] = [[slot, 1]] * 4
         ours.send(encode({"chunk": slot, "rows": 4}))
     context = new_context()
     reply = app(new_message(GRADIENTS, {"chunks": 2}), context)
@@ -85,9 +89,9 @@ def test_the_gradients_app_fills_the_slots_in_turn(conversation):
 def test_the_steps_app_leaves_the_padding_out(conversation):
     ours, port, arrays = conversation
     model = nn.Linear(1, 1)
-    app = build_steps_app(port, LocalSteps(Task(model, squares, None), spec_of(model), ("x", "y")))
+    app = build_steps_app(port, LocalSteps(Task(model, squares), spec_of(model), COLUMNS))
     arrays.model_D[:] = [0.0, 0.0]
-    arrays.slots[0].rows_PC[:] = [[1, 1], [np.nan, np.nan], [9, 9], [9, 9]]
+    arrays.slots[0].rows_PW[:] = [[1, 1], [np.nan, np.nan], [9, 9], [9, 9]]
     ours.send(encode({"chunk": 0, "rows": 1}))
     context = new_context()
     app(new_message(STEPS, {"chunks": 1, "learning_rate": 0.25}), context)
