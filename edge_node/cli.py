@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -209,7 +209,8 @@ def _print_budgets(lines: "list[BudgetLine]") -> None:
         return
     table = Table(title="Privacy budgets of this site")
     for name in ("data set", "unit", "spent ε", "left ε", "of ε", "δ", "charges", "tiers"):
-        table.add_column(name, justify="left" if name in ("data set", "tiers") else "right")
+        justify: Literal["left", "right"] = "left" if name in ("data set", "tiers") else "right"
+        table.add_column(name, justify=justify, overflow="fold")  # ids that are cut look alike
     for line in lines:
         table.add_row(
             line.dataset_id,
