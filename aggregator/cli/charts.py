@@ -35,7 +35,7 @@ def curve(points: Sequence[tuple[float, float]], across: str, up: str) -> str:
     """Draw a line through points, with its extremes marked on both axes."""
     if len(points) < 2:
         return "<p>no points: the job was too short</p>"
-    height, margin = 220, 46
+    height, margin = 220, 60
     xs, ys = np.array(points, dtype=float).T
     low, high = float(ys.min()), float(ys.max())
     high = high if high > low else low + 1e-6
@@ -44,13 +44,20 @@ def curve(points: Sequence[tuple[float, float]], across: str, up: str) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(px, py, strict=True))
     parts = [
         f'<polyline class="line" points="{path}"/>',
-        f'<text class="label" x="{margin - 6}" y="{height - 30}">{low:.3f}</text>',
-        f'<text class="label" x="{margin - 6}" y="{30}">{high:.3f}</text>',
+        f'<text class="label" x="{margin - 6}" y="{height - 30}">{_short(low)}</text>',
+        f'<text class="label" x="{margin - 6}" y="{30}">{_short(high)}</text>',
         f'<text x="{margin}" y="{height - 8}">{escape(across)} {xs.min():g}</text>',
         f'<text class="label" x="{WIDTH - 12}" y="{height - 8}">{xs.max():g}</text>',
         f'<text x="{margin}" y="14">{escape(up)}</text>',
     ]
     return _svg(height, parts, up)
+
+
+def _short(value: float) -> str:
+    """Write a number in at most seven characters or so, which is the room beside an axis."""
+    if abs(value) >= 1e6:
+        return f"{value:.1e}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.0f}"
 
 
 def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aggregator.cli.job_facts import JobFacts
-from aggregator.cli.report import PAGES, conditional_note, privacy_facts
+from aggregator.cli.report import PAGES, conditional_note, measured, privacy_facts
 from privacy.pipeline import EncodingPlan
 from privacy.spec import VectorSpec
 from tidegate.jobfile import JobFile
@@ -26,6 +26,7 @@ def write(path: Path, facts: JobFacts) -> None:
     text = environment.get_template("card.md.j2").render(
         status=facts.status,
         job=job,
+        metrics=measured(facts.status.metrics, job),
         spec=VectorSpec.from_bytes(facts.history.vector_spec),
         facts=privacy_facts(job, plan, facts.history),
         conditional=conditional_note(job, facts.history.app_sha256),

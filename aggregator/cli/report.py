@@ -5,6 +5,7 @@ knows (``demo_report``).
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from aggregator.cli.job_facts import JobFacts
 from aggregator.cli.output import data_size
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.spec import VectorSpec
-from tidegate.jobfile import FlowerApp, JobFile, LocalPrivacy
+from tidegate.jobfile import Evaluation, FlowerApp, JobFile, LocalPrivacy, Statistics, Trees
 from tidegate.requests import JobHistory, JobStatus
 
 PAGES = Path(__file__).parent / "pages"
@@ -66,11 +67,12 @@ def _values(facts: JobFacts) -> dict[str, Any]:
         "made_at": time.strftime("%Y-%m-%d %H:%M"),
         "conditional": conditional_note(job, history.app_sha256),
         "epsilon": max((site.epsilon for site in status.sites), default=0.0),
-        "traffic": _traffic(status, spec.length),
+        "traffic": _traffic(status, job, spec.length),
+        "results": _results(status, job) if len(history.rounds) == 1 else [],
         "parameters": spec.length,
         "pace": _pace(status),
-        "curves": _curves(history),
-        "time_chart": _time_chart(status),
+        "curves": _curves(history, job),
+        "time_chart": _time_chart(status) if status.round else "",
         "dropped": sum(site.dropped for site in status.sites),
         "troubles": status.log[-_TROUBLES:],
         "facts": privacy_facts(job, EncodingPlan.from_bytes(history.encoding), history),
@@ -109,22 +111,45 @@ def _number(privacy: object, name: str) -> str:
     return f"{getattr(privacy, name, 0.0):g}"
 
 
-def _traffic(status: JobStatus, parameters: int) -> dict[str, Any]:
+def _traffic(status: JobStatus, job: JobFile, parameters: int) -> dict[str, Any]:
+    """Give a site's traffic, and what full synchronisation of a trained vector would have been."""
     count = max(1, len(status.sites))
     site = sum(entry.bytes_up + entry.bytes_down for entry in status.sites) / count
+    if isinstance(job.work, Trees | Statistics | Evaluation) or not status.round:
+        return {"site": site, "fp32": 0, "share": None, "baseline": ""}
     fp32 = status.round * parameters * _FP32_BYTES
     by_step = status.mode == Mode.RECORD_DISTRIBUTED
     baseline = "per-step fp32 synchronisation" if by_step else "fp32 FedAvg, same rounds"
-    return {"site": site, "fp32": fp32, "share": site / max(1, 2 * fp32), "baseline": baseline}
+    return {"site": site, "fp32": fp32, "share": site / (2 * fp32), "baseline": baseline}
 
 
 def _pace(status: JobStatus) -> str:
     rate = status.round / status.elapsed_s if status.elapsed_s > 0 else 0.0
-    return f"{rate:.1f} rounds/s" if rate >= 1 or not rate else f"{1 / rate:.1f} s a round"
+    if not rate:
+        return "-"
+    return f"{rate:.1f} rounds/s" if rate >= 1 else f"{1 / rate:.1f} s a round"
 
 
-def _curves(history: JobHistory) -> list[Markup]:
-    names = dict.fromkeys(name for entry in history.rounds for name in entry.metrics)
+def measured(metrics: Mapping[str, float], job: JobFile) -> dict[str, float]:
+    """Leave out what only says how far a job is."""
+    hidden = ("tree", "level") if isinstance(job.work, Trees) else ()
+    return {name: value for name, value in metrics.items() if name not in hidden}
+
+
+def _results(status: JobStatus, job: JobFile) -> list[tuple[str, str]]:
+    """List what a single sum measured, each with the standard error of its noise if it is known."""
+    values = measured(status.metrics, job)
+    rows = []
+    for name, value in sorted(values.items()):
+        if name.removesuffix("_error") in values and name.endswith("_error"):
+            continue
+        error = values.get(f"{name}_error")
+        rows.append((name, f"{value:,.6g}" + (f" ± {error:.2g}" if error is not None else "")))
+    return rows
+
+
+def _curves(history: JobHistory, job: JobFile) -> list[Markup]:
+    names = dict.fromkeys(name for entry in history.rounds for name in measured(entry.metrics, job))
     curves = []
     for name in names:
         points = [(e.round, e.metrics[name]) for e in history.rounds if name in e.metrics]

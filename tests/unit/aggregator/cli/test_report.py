@@ -1,5 +1,6 @@
 """A report shows what the API said, for every mode, and refers to nothing outside itself."""
 
+import dataclasses
 import math
 import re
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.cli import model_card, report
+from aggregator.cli.charts import curve
 from aggregator.cli.job_facts import JobFacts, metadata_of
 from privacy.errors import PeerError
 from privacy.planning import CohortRules, derive_encoding
@@ -99,10 +101,31 @@ def test_traffic_is_compared_with_the_baseline_by_name(tmp_path):
     assert "fp32 FedAvg, same rounds" in page.read_text()
 
 
-def test_a_job_without_a_round_has_a_report(tmp_path):
+def test_a_job_without_a_round_has_a_report_without_empty_charts_and_shares(tmp_path):
     page = tmp_path / "report.html"
     report.write(page, facts(rounds=0))
-    assert "0 of 40" in page.read_text()
+    text = page.read_text()
+    assert "0 of 40" in text
+    assert "of fp32" not in text
+    assert "Where the time went" not in text
+
+
+def test_what_one_sum_measured_stands_in_the_report_with_its_error(tmp_path):
+    made = facts(rounds=1)
+    metrics = {"auc": 0.71964, "auc_error": 0.0191, "records": 30013.4}
+    status = dataclasses.replace(made.status, metrics=metrics)
+    page = tmp_path / "report.html"
+    report.write(page, dataclasses.replace(made, status=status))
+    text = page.read_text()
+    assert "0.71964 ± 0.019" in text
+    assert "30,013.4" in text
+    assert "auc_error" not in text
+
+
+@pytest.mark.parametrize("high", [0.861, 197.0, 30013.4, 2.5e8, -1234.5])
+def test_a_number_beside_an_axis_fits(high):
+    chart = curve([(1, 0.0), (2, high)], "round", "x")
+    assert all(len(label) <= 7 for label in re.findall(r'class="label"[^>]*>([^<]*)<', chart))
 
 
 @pytest.mark.parametrize("private", [True, False])
