@@ -1,5 +1,6 @@
 """``tidegate job``: submit, watch, stop, report."""
 
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,8 @@ BaseModels = Annotated[
     list[str] | None,
     typer.Option("--base-model", help="NAME=PATH: the folder of a base model that job.toml names."),
 ]
+
+_DETAIL_CHARS = 80  # of a job in the list
 
 
 def _draft(text: str) -> Any:
@@ -120,7 +123,7 @@ def check(
 
 @app.command("list")
 def list_jobs(context: typer.Context) -> None:
-    """List the jobs."""
+    """List the jobs; `job show` gives the whole detail of one."""
     session: Session = context.obj
     with operator_api(session.folder()) as api:
         answer = api.ListJobs(operator_pb2.ListJobsRequest())
@@ -133,7 +136,7 @@ def list_jobs(context: typer.Context) -> None:
             job.state,
             f"{job.round}/{job.rounds}",
             moment(job.submitted_at_s),
-            job.detail,
+            textwrap.shorten(job.detail, _DETAIL_CHARS, placeholder=" ..."),
         )
         for job in jobs
     ]

@@ -11,12 +11,14 @@ from aggregator.cli.connection import OperatorFolder, operator_api
 from aggregator.cli.conversion import (
     CONVERTED,
     TASK_FORMATS,
+    TREE_FORMAT,
     SubmittedApp,
     convert_task_model,
     convert_trees,
 )
 from aggregator.cli.output import Session, data_size
 from privacy.errors import PeerError, Reason, UsageError
+from tidegate.jobfile import Evaluation, JobFile, Statistics, Trees
 from tidegate.v1 import operator_pb2
 
 if TYPE_CHECKING:
@@ -52,21 +54,22 @@ def export(
         raise UsageError(f"{out} exists: name another file")
     operator = session.folder()
     made: dict[str, Any] = {"format": "safetensors"}
-    if out.suffix in TASK_FORMATS and app_folder is None:
-        raise UsageError(f"{out.suffix} needs the model's code: add --app FOLDER")
     with operator_api(operator) as api, tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
+        answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
+        _require_model(answer.job, answer.job_toml, out.suffix)
+        if out.suffix in TASK_FORMATS and app_folder is None:
+            raise UsageError(f"{out.suffix} needs the model's code: add --app FOLDER")
         converted = out.suffix in CONVERTED
         file = Path(scratch) / "model.safetensors" if converted else out
         request = operator_pb2.ExportModelRequest(job_id=job_id)
         write_chunks(api.ExportModel(request), file)
         if converted:
-            job_toml = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id)).job_toml
             checked = _checked(file, operator)
             if app_folder is None:
-                convert_trees(job_toml, checked.tensors, out)
+                convert_trees(answer.job_toml, checked.tensors, out)
                 made = {"format": "xgboost"}
             else:
-                app = SubmittedApp(app_folder, job_toml, tuple(base_model or ()))
+                app = SubmittedApp(app_folder, answer.job_toml, tuple(base_model or ()))
                 made = convert_task_model(app, checked.provenance.facts, file, out)
     size = out.stat().st_size
     session.show({"job_id": job_id, "file": str(out), "bytes": size} | made, _written(out, made))
@@ -97,9 +100,28 @@ def card(
 
     session: Session = context.obj
     with operator_api(session.folder()) as api:
+        answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
+        _require_model(answer.job, answer.job_toml)
         facts = fetch_facts(api, job_id)
     write(out, facts)
     session.show({"job_id": job_id, "file": str(out)}, f"{out}: the model's card")
+
+
+def _require_model(job: operator_pb2.Job, job_toml: bytes, suffix: str = "") -> None:
+    """Refuse a job that has no model of its own to describe, or none of a format.
+
+    Raises:
+        UsageError: It trained nothing, or not yet; or it grew trees, which have no code.
+    """
+    work = JobFile.parse(job_toml).work
+    if isinstance(work, Statistics):
+        raise UsageError(f"{job.job_id} published statistics: see `tidegate stats show`")
+    if isinstance(work, Evaluation):
+        raise UsageError(f"{job.job_id} only measured the model of job {work.of_job or '?'}")
+    if not job.round:
+        raise UsageError(f"{job.job_id} is {job.state} and has trained no model yet")
+    if isinstance(work, Trees) and suffix in TASK_FORMATS:
+        raise UsageError(f"trees have no code for {suffix}: write {TREE_FORMAT} (XGBoost)")
 
 
 def _checked(file: Path, operator: OperatorFolder) -> "CheckedModel":

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -48,10 +48,14 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """Lay rows out under columns; a column whose name starts with ``#`` is right-aligned."""
+    """Lay rows out under columns; a column whose name starts with ``#`` is right-aligned.
+
+    The first column names the row and is never cut: it is what other commands ask for.
+    """
     table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column.lstrip("#"), justify="right" if column[0] == "#" else "left")
+    for number, column in enumerate(columns):
+        justify: JustifyMethod = "right" if column[0] == "#" else "left"
+        table.add_column(column.lstrip("#"), justify=justify, no_wrap=number == 0, overflow="fold")
     for row in rows:
         # As text, not as rich's markup: what a site wrote must neither style nor break the table.
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))

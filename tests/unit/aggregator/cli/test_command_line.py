@@ -6,18 +6,52 @@ import subprocess
 import sys
 from concurrent import futures
 from io import StringIO
+from pathlib import Path
 
 import grpc
 import pytest
 from rich.console import Console
 
 from aggregator.cli import connection, main, setup
+from aggregator.cli.output import table_of
 from aggregator.cli.progress import job_table, mode_text
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki
 from tidegate.convert import job_status_from_wire, job_status_to_wire
 from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2, operator_pb2_grpc
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+PRIVACY = b"""[privacy]
+mode = "record-distributed"
+epsilon = 0.5
+delta_dp = 1e-6
+max_records = 1000
+[round]
+target_sites = 5
+"""
+COLUMN = b"""[[columns]]
+name = "age"
+low = 18.0
+high = 110.0
+"""
+JOB = b'[job]\nname = "counts"\ndataset = "credit"\n'
+SCORE = b"""[task]
+file = "task.py"
+[evaluation]
+of_job = "credit-1"
+version = 1
+[[metrics]]
+name = "loss"
+kind = "mean"
+upper = 4.0
+"""
+JOB_FILES = {
+    "counts": JOB + b"[statistics]\nbins = 8\n" + PRIVACY + COLUMN,
+    "score": JOB + SCORE + PRIVACY,
+    "trees": (EXAMPLES / "credit-trees" / "job.toml").read_bytes(),
+}
+ANY_JOB = (EXAMPLES / "credit" / "job.toml").read_bytes()
 
 
 @pytest.fixture
@@ -53,6 +87,13 @@ class FakeOperator(operator_pb2_grpc.OperatorServiceServicer):
             job_id="plain-1", name="plain", state="running", mode="none", detail="b: [/red] :( "
         )
         return operator_pb2.ListJobsResponse(jobs=[job])
+
+    def GetJob(self, request, context):
+        job = operator_pb2.Job(
+            job_id=request.job_id, state="finished", round=request.job_id != "new"
+        )
+        toml = JOB_FILES.get(request.job_id, ANY_JOB)
+        return operator_pb2.GetJobResponse(job=job, job_toml=toml)
 
     def RevokeSite(self, request, context):
         context.set_trailing_metadata((("tidegate-reason", "malformed"),))
@@ -134,6 +175,42 @@ def test_a_model_appears_only_when_whole(run, aggregator, tmp_path):
     assert list(tmp_path.iterdir()) == []
     assert run(*arguments, "whole", "--out", tmp_path / "whole")[0] == 0
     assert (tmp_path / "whole").read_bytes() == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "why"),
+    [
+        ("new", "m.safetensors", "trained no model yet"),
+        ("counts", "m.safetensors", "stats show"),
+        ("score", "m.safetensors", "measured the model of job credit-1"),
+        ("trees", "m.onnx", "write .json"),
+        ("whole", "m.pt2", "add --app"),
+    ],
+)
+def test_a_job_without_such_a_model_writes_none(run, aggregator, tmp_path, job, name, why):
+    arguments = ("--operator", aggregator, "model", "export", job, "--out", tmp_path / name)
+    status, _, error = run(*arguments)
+    assert (status, why in error) == (2, True), error
+    assert list(tmp_path.iterdir()) == []
+    if name == "m.safetensors":
+        assert run("--operator", aggregator, "model", "card", job, "--out", tmp_path / "c")[0] == 2
+
+
+def test_a_job_id_is_whole_in_a_narrow_list():
+    name = "credit-statistics-e7ec0706"
+    console = Console(file=StringIO(), width=80)
+    columns = ("job", "name", "mode", "state", "#round", "submitted", "detail")
+    cells = (
+        name,
+        "credit statistics",
+        "record-distributed",
+        "failed",
+        "0/1",
+        "2026-11-30",
+        "why " * 20,
+    )
+    console.print(table_of("jobs", columns, [cells]))
+    assert name in console.file.getvalue()
 
 
 def test_a_readable_operator_key_is_refused(run, aggregator):
