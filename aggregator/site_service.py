@@ -5,6 +5,7 @@ A frame that is not well formed ends that site's session with a reason and touch
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -118,7 +119,10 @@ class SiteService:
                 self._events.site_said(session, message, len(frame) + FRAME_BYTES)
             except PeerError as error:
                 # Late and repeated frames are part of a life with drop-outs: dropped and noted.
-                LOGGER.info("site %s: %s dropped: %s", site.site_id, type(message).__name__, error)
+                late = error.reason is Reason.WRONG_CONTEXT  # the last share of most rounds
+                level = logging.DEBUG if late else logging.INFO
+                name = type(message).__name__
+                LOGGER.log(level, "site %s: %s dropped: %s", site.site_id, name, error)
 
     def _parse(self, frame: bytes, site: EnrolledSite) -> SiteMessage:
         limits = self._registry.wire_limits
