@@ -201,16 +201,18 @@ def _finite(value: Any) -> Any:
 
 
 def _print_budgets(lines: "list[BudgetLine]") -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     if not lines:
         typer.echo("no privacy budget has been used on this site yet")
         return
-    table = Table(title="Privacy budgets of this site")
+    table = Table(title="Privacy budgets of this site", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("data set", "unit", "spent ε", "left ε", "of ε", "δ", "charges", "tiers"):
         justify: Literal["left", "right"] = "left" if name in ("data set", "tiers") else "right"
-        table.add_column(name, justify=justify, overflow="fold")  # ids that are cut look alike
+        # Ids and numbers that are cut would mislead; only the tiers wrap.
+        table.add_column(name, justify=justify, no_wrap=name != "tiers", overflow="fold")
     for line in lines:
         table.add_row(
             line.dataset_id,
@@ -220,7 +222,7 @@ def _print_budgets(lines: "list[BudgetLine]") -> None:
             f"{line.epsilon:g}",
             f"{line.delta_dp:g}",
             str(line.charges),
-            ", ".join(f"{tier}: {count}" for tier, count in sorted(line.by_tier.items())),
+            "\n".join(f"{tier}: {count}" for tier, count in sorted(line.by_tier.items())),
         )
     Console(file=sys.stdout).print(table)
 

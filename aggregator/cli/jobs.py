@@ -30,7 +30,7 @@ BaseModels = Annotated[
     typer.Option("--base-model", help="NAME=PATH: the folder of a base model that job.toml names."),
 ]
 
-_DETAIL_CHARS = 80  # of a job in the list
+_DETAIL_CHARS = 40  # of a job in the list
 
 
 def _draft(text: str) -> Any:
@@ -131,7 +131,6 @@ def list_jobs(context: typer.Context) -> None:
     rows = [
         (
             job.job_id,
-            job.name,
             mode_text(job),
             job.state,
             f"{job.round}/{job.rounds}",
@@ -140,7 +139,7 @@ def list_jobs(context: typer.Context) -> None:
         )
         for job in jobs
     ]
-    columns = ("job", "name", "mode", "state", "#round", "submitted", "detail")
+    columns = ("job", "mode", "state", "#round", "submitted", "detail")
     session.show([as_dict(job) for job in jobs], table_of("jobs", columns, rows))
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -52,7 +53,13 @@ def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | T
 
     The first column names the row and is never cut: it is what other commands ask for.
     """
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for number, column in enumerate(columns):
         justify: JustifyMethod = "right" if column[0] == "#" else "left"
         table.add_column(column.lstrip("#"), justify=justify, no_wrap=number == 0, overflow="fold")

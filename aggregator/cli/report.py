@@ -67,6 +67,7 @@ def _values(facts: JobFacts) -> dict[str, Any]:
         "made_at": time.strftime("%Y-%m-%d %H:%M"),
         "conditional": conditional_note(job, history.app_sha256),
         "epsilon": max((site.epsilon for site in status.sites), default=0.0),
+        "target": _number(job.privacy, "epsilon"),
         "traffic": _traffic(status, job, spec.length),
         "results": _results(status, job) if len(history.rounds) == 1 else [],
         "parameters": spec.length,

@@ -199,10 +199,9 @@ def test_a_job_without_such_a_model_writes_none(run, aggregator, tmp_path, job, 
 def test_a_job_id_is_whole_in_a_narrow_list():
     name = "credit-statistics-e7ec0706"
     console = Console(file=StringIO(), width=80)
-    columns = ("job", "name", "mode", "state", "#round", "submitted", "detail")
+    columns = ("job", "mode", "state", "#round", "submitted", "detail")
     cells = (
         name,
-        "credit statistics",
         "record-distributed",
         "failed",
         "0/1",
