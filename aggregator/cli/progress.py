@@ -104,7 +104,7 @@ def _bar(job: JobStatus) -> RenderableType:
 def _sites(job: JobStatus) -> Table:
     caption = "time: training / exchange / waiting, in percent"
     if job.mode != NONE and job.delta_dp:
-        caption = f"ε per {job.unit} at δ={job.delta_dp:g}; {caption}"
+        caption = f"ε per {job.unit} of all releases so far, at δ={job.delta_dp:g}\n{caption}"
     table = Table(header_style="bold", caption=caption, caption_justify="left")
     for column in ("site", "state"):
         table.add_column(column)
