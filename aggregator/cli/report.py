@@ -150,7 +150,7 @@ def _results(status: JobStatus, job: JobFile) -> list[tuple[str, str]]:
 
 
 def _curves(history: JobHistory, job: JobFile) -> list[Markup]:
-    names = dict.fromkeys(name for entry in history.rounds for name in measured(entry.metrics, job))
+    names = sorted({name for entry in history.rounds for name in measured(entry.metrics, job)})
     curves = []
     for name in names:
         points = [(e.round, e.metrics[name]) for e in history.rounds if name in e.metrics]
