@@ -394,15 +394,9 @@ def test_submissions_that_cannot_run_are_refused_with_the_mend(tmp_path):
             code, reason = await refusal(live.submit())
             assert (code, reason) == (Status.PERMISSION_DENIED, "policy")
             await live.seal()
-            plain_with_metrics = job_toml(
-                privacy=f"{NONE}\nmetrics_norm = 1.0\n"
-                '[[metrics]]\nname = "loss"\nkind = "mean"\nupper = 4.0'
-            )
-            plain_with_metrics += b"[local]\nsteps = 1\nbatch_size = 8\nlearning_rate = 0.1\n"
             cases = [
                 ({"toml": job_toml(target=3)}, "policy"),
                 ({"toml": job_toml(target=6)}, "policy"),
-                ({"toml": plain_with_metrics}, "policy"),
                 ({"toml": b"[job]\nname = 3"}, "malformed"),
                 ({"toml": job_toml(strategy="Krum")}, "malformed"),
                 ({"app_sha256": bytes(32)}, "wrong-digest"),

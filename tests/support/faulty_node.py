@@ -14,7 +14,7 @@ import numpy as np
 from edge_node.cli import app
 from edge_node.daemon import EdgeNode
 from edge_node.participant import Participant
-from edge_node.rounds import choice
+from edge_node.rounds import task_rounds
 from tidegate.confine.sandbox import SandboxReport
 
 LATE_S = 0.05
@@ -65,7 +65,7 @@ def arm(name, count, when, kind):
 
 
 if __name__ == "__main__":
-    choice.Trainer = QuickTrainer
+    task_rounds.Trainer = QuickTrainer
     if os.environ.get("FAULT"):
         arm(*os.environ["FAULT"].split(":"))
     app()
