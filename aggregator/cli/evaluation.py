@@ -10,7 +10,7 @@ import typer
 from aggregator.cli.connection import operator_api
 from aggregator.cli.evaluation_job import EvaluationRequest, evaluation_submission
 from aggregator.cli.jobs import BaseModels, JobId, folders_of
-from aggregator.cli.models import write_chunks
+from aggregator.cli.models import require_model, write_chunks
 from aggregator.cli.output import EXIT_REFUSED, Session, table_of
 from aggregator.cli.progress import watch_live
 from aggregator.cli.submission import requests_of
@@ -46,6 +46,7 @@ def evaluate(  # noqa: PLR0913 - an argument for each option
         tempfile.TemporaryDirectory(prefix="tidegate-") as scratch,
     ):
         answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
+        require_model(answer.job, answer.job_toml)
         model = Path(scratch) / "model.safetensors"
         write_chunks(api.ExportModel(operator_pb2.ExportModelRequest(job_id=job_id)), model)
         submission = evaluation_submission(

@@ -56,7 +56,7 @@ def export(
     made: dict[str, Any] = {"format": "safetensors"}
     with operator_api(operator) as api, tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
         answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
-        _require_model(answer.job, answer.job_toml, out.suffix)
+        require_model(answer.job, answer.job_toml, out.suffix)
         if out.suffix in TASK_FORMATS and app_folder is None:
             raise UsageError(f"{out.suffix} needs the model's code: add --app FOLDER")
         converted = out.suffix in CONVERTED
@@ -101,13 +101,13 @@ def card(
     session: Session = context.obj
     with operator_api(session.folder()) as api:
         answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
-        _require_model(answer.job, answer.job_toml)
+        require_model(answer.job, answer.job_toml)
         facts = fetch_facts(api, job_id)
     write(out, facts)
     session.show({"job_id": job_id, "file": str(out)}, f"{out}: the model's card")
 
 
-def _require_model(job: operator_pb2.Job, job_toml: bytes, suffix: str = "") -> None:
+def require_model(job: operator_pb2.Job, job_toml: bytes, suffix: str = "") -> None:
     """Refuse a job that has no model of its own to describe, or none of a format.
 
     Raises:
