@@ -50,7 +50,11 @@ def example(name: str, folder: str = "credit") -> Any:
         raise FileNotFoundError(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))  # for what the file imports beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     return module
 
 

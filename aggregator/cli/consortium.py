@@ -30,7 +30,7 @@ from privacy.errors import UsageError
 from privacy.planning import CohortRules, derive_encoding, step_event
 from privacy.spec import VectorSpec
 from tidegate.job_terms import privacy_terms, update_spec
-from tidegate.jobfile import JobFile, RecordPrivacy
+from tidegate.jobfile import RECORD_DISTRIBUTED, JobFile, LocalPrivacy, RecordPrivacy
 from tidegate.manifest import Manifest
 from tidegate.v1 import operator_pb2
 
@@ -63,7 +63,7 @@ path = "shard.npz"
 
 POLICY_TOML = """\
 # What this bank allows; everything else is refused.
-modes = ["record-distributed"]
+modes = ["{mode}"]
 datasets = ["{dataset}"]
 allowed_apps = ["sha256:{app}"]
 max_epsilon_per_job = {epsilon}
@@ -88,20 +88,23 @@ class SitePlan:
     epsilon: float
     delta_dp: float
     alpha: int
+    mode: str = RECORD_DISTRIBUTED
 
     @classmethod
     def for_job(cls, folder: Path, submission: Submission, rules: CohortRules) -> Self:
-        """Plan a site that allows one job: its app, its data set, its epsilon and no more.
+        """Plan a site that allows one job: its app, data set, mode and epsilon, and no more.
 
         The budget's order is the one at which this job's plan costs least, so that the ledger
         shows what the job states; a budget for many jobs may be better off with another.
 
         Raises:
-            UsageError: The job has no differential privacy.
+            UsageError: The job's privacy is not that of single records.
         """
         job = JobFile.parse(submission.job_toml)
-        if not isinstance(job.privacy, RecordPrivacy):
-            raise UsageError("this consortium runs record-distributed jobs")
+        if not isinstance(job.privacy, RecordPrivacy | LocalPrivacy):
+            raise UsageError("this consortium runs jobs in which each record is private")
+        if job.privacy.unit.kind != "record":
+            raise UsageError("this consortium's budgets are by record, the job's unit is the user")
         spec = VectorSpec.from_bytes(submission.vector_spec)
         summed = update_spec(job, spec)
         plan = derive_encoding(privacy_terms(job), summed, rules, bytes(32))
@@ -114,6 +117,7 @@ class SitePlan:
             epsilon=job.privacy.epsilon,
             delta_dp=job.privacy.delta_dp,
             alpha=best_alpha([whole_job], job.privacy.delta_dp),
+            mode=job.privacy.mode,
         )
 
     def write(self, boot_keys: Path) -> None:
@@ -124,6 +128,7 @@ class SitePlan:
             ),
             "policy.toml": POLICY_TOML.format(
                 dataset=self.dataset,
+                mode=self.mode,
                 app=self.app_sha256.hex(),
                 epsilon=self.epsilon,
                 budget=self.epsilon * BUDGET_FACTOR,

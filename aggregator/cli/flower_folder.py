@@ -91,7 +91,7 @@ def rehearse_app(folder: Path, job_toml: bytes, app: bytes) -> RehearsedApp:
         (out / "job.toml").write_bytes(job_toml)
         try:
             done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
-                [*program, str(folder), str(out / "job.toml"), str(out)],
+                [*program, str(folder.absolute()), str(out / "job.toml"), str(out)],
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -29,6 +29,10 @@ BaseModels = Annotated[
     list[str] | None,
     typer.Option("--base-model", help="NAME=PATH: the folder of a base model that job.toml names."),
 ]
+OtherJob = Annotated[
+    Path | None,
+    typer.Option("--job", help="Another job file than the folder's job.toml."),
+]
 
 _DETAIL_CHARS = 40  # of a job in the list
 
@@ -47,6 +51,7 @@ def submit(  # noqa: PLR0913, PLR0917 - one an option
         Path, typer.Argument(help="App folder: job.toml and the task, or an unchanged Flower app.")
     ],
     base_model: BaseModels = None,
+    job: OtherJob = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
     dataset: Annotated[str, _draft("The data set that sites declare.")] = "",
     mode: Annotated[str, _draft("Privacy mode: none or site.")] = "",
@@ -79,8 +84,13 @@ def submit(  # noqa: PLR0913, PLR0917 - one an option
         evaluation_metrics=tuple(evaluation_metric or ()),
         run_config=tuple(run_config or ()),
     )
-    drafted = _drafted(session, folder, options, save_job)
-    submission = prepare(folder, drafted, folders_of(base_model))
+    if job is None:
+        stated = _drafted(session, folder, options, save_job)
+    elif options.given or save_job is not None:
+        raise UsageError(f"--job {job}: what other options would say of the job belongs into it")
+    else:
+        stated = _stated(job)
+    submission = prepare(folder, stated, folders_of(base_model))
     with operator_api(operator) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
     session.show(
@@ -105,10 +115,11 @@ def check(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="App folder with job.toml and the task.")],
     base_model: BaseModels = None,
+    job: OtherJob = None,
 ) -> None:
     """Check an app folder without submitting it; prints the digest that sites' policies list."""
     session: Session = context.obj
-    submission = prepare(folder, base_models=folders_of(base_model))
+    submission = prepare(folder, _stated(job), folders_of(base_model))
     digest = submission.app_sha256.hex()
     session.show(
         {
@@ -201,6 +212,16 @@ def folders_of(base_models: list[str] | None) -> dict[str, Path]:
             raise UsageError(f"--base-model {text}: write NAME=PATH")
         folders[name] = Path(path)
     return folders
+
+
+def _stated(job: Path | None) -> bytes | None:
+    """Read the job file that is named in place of the folder's; None where none is."""
+    if job is None:
+        return None
+    try:
+        return job.read_bytes()
+    except OSError as error:
+        raise UsageError(f"--job {job}: {error.strerror}") from error
 
 
 def _drafted(

@@ -1,14 +1,8 @@
-"""Start, hear and end the process of a job's ServerApp (aggregator side; on the job's thread).
-
-The process ends when the aggregator lets go of it, for whatever reason: its supervisor (see
-``tidegate.confine.sandbox``) watches a pipe that only the aggregator holds open.
-"""
+"""Start, hear and end the process of a job's ServerApp (aggregator side; on the job's thread)."""
 
 import os
 import select
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.server_app.frames import (
-    MAX_FRAME_BYTES,
-    MEMORY,
-    REFUSED,
-    SANDBOX,
-    Start,
-    decode,
-    encode,
-    encode_start,
-)
+from aggregator.server_app.frames import MEMORY, REFUSED, SANDBOX, Start, encode_start
 from aggregator.server_app.memory import ModelMemory
 from privacy.errors import UsageError
+from tidegate.confine.frames import MAX_FRAME_BYTES, decode, encode
+from tidegate.confine.start import start_confined
 
-_ARGUMENTS = ("-I", "-B", "-u", "-m", "aggregator.server_app.process")
+_MODULE = "aggregator.server_app.process"
 _LOOK_MS = 100
 _LOG_BYTES = 1 << 20
 _END_WITHIN_S = 2.0
@@ -52,23 +39,19 @@ class ServerAppChild:
         """
         self._memory_mib = start.memory_mib
         self._log = _Log(log_path)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read_end, write_end = os.pipe()
         layout = ModelMemory(len(spec), start.model_length)
         memory_fd = layout.create()
-        self._connection = ours
-        self._lifeline = os.fdopen(write_end, "wb", buffering=0)
         try:
             self.memory = layout.attach(memory_fd)
             self.memory.spec[:] = np.frombuffer(spec, np.uint8)
-            descriptors = (theirs.fileno(), memory_fd, read_end)
-            self._process = _spawn(descriptors, start.threads, self._log.write_end)
+            output = self._log.write_end
+            self._confined = start_confined(_MODULE, memory_fd, start.threads, output)
         finally:
             self._log.close_write_end()
-            theirs.close()
             os.close(memory_fd)
-            os.close(read_end)
-        ours.send(encode_start(start))
+        self._connection = self._confined.connection
+        self._process = self._confined.process
+        self._connection.send(encode_start(start))
 
     def send(self, frame: dict[str, Any]) -> None:
         """Answer; a process that has ended is noticed by ``receive``."""
@@ -124,8 +107,7 @@ class ServerAppChild:
 
         One that a signal ended has status 128 plus the signal's number.
         """
-        self._connection.close()
-        self._lifeline.close()
+        self._confined.let_go()
         try:
             return self._process.wait(_END_WITHIN_S)
         except subprocess.TimeoutExpired:  # it hangs before the sandbox: in an import, say
@@ -199,25 +181,3 @@ class _Log:
         os.close(self.read_end)
         os.close(self._file)
         self.read_end = -1
-
-
-def _spawn(descriptors: tuple[int, ...], threads: int, output: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 - our own module, descriptor numbers as arguments
-        [sys.executable, *_ARGUMENTS, *map(str, descriptors)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=descriptors,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HOME": "/tmp",  # noqa: S108 - the sandbox has its own
-            "TMPDIR": "/tmp",  # noqa: S108
-            "LANG": "C.UTF-8",
-            "OMP_NUM_THREADS": str(threads),
-            "MALLOC_ARENA_MAX": "2",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-        },
-        cwd="/",
-        start_new_session=True,  # Ctrl-C at the aggregator's terminal is its to handle
-    )

@@ -1,8 +1,7 @@
-"""Say what the aggregator and a ServerApp's process tell each other: small JSON frames.
+"""Say what the aggregator and a ServerApp's process tell each other: `tidegate.confine.frames`.
 
-The socket keeps frames apart (SOCK_SEQPACKET). Models and settings lie in shared memory
-(``server_app.memory``). Frames from the process are hostile input: bounded in size, and nothing but
-the fields below is read from them.
+Models and settings lie in shared memory (``server_app.memory``). Of a frame from the process
+nothing but the fields below is read.
 
 A conversation: the aggregator sends a `Start`; the process answers ``ready`` or a failure. Then the
 process asks, one question at a time: ``nodes``, answered with ``node_ids``; ``exchange``, answered
@@ -15,11 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from privacy.errors import PeerError, Reason
+from tidegate.confine.frames import encode
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.jobfile.work_kinds import Setting
 
-MAX_FRAME_BYTES = 1 << 16
-MAX_DETAIL = 4000
 MAX_NODES = 1000
 SEED = 0
 """Of an app's generators, at submission and in each run alike: main begins with the same model."""
@@ -77,34 +75,6 @@ class ExchangeFrame:
     config_bytes: int
 
 
-def encode(frame: dict[str, Any]) -> bytes:
-    """Write a frame.
-
-    Raises:
-        PeerError: TOO_LARGE: it does not fit, as with a run config of many long texts.
-    """
-    raw = json.dumps(frame, separators=(",", ":")).encode("ascii")
-    if len(raw) > MAX_FRAME_BYTES:
-        message = f"a frame of {len(raw)} bytes for the ServerApp exceeds {MAX_FRAME_BYTES}"
-        raise PeerError(Reason.TOO_LARGE, message)
-    return raw
-
-
-def decode(raw: bytes) -> dict[str, Any]:
-    """Read a frame of the process, without trusting it.
-
-    Raises:
-        PeerError: MALFORMED: it is not a JSON object.
-    """
-    try:
-        frame = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise PeerError(Reason.MALFORMED, "the ServerApp's process sent no JSON") from error
-    if not isinstance(frame, dict):
-        raise PeerError(Reason.MALFORMED, "the ServerApp's process sent JSON that is no object")
-    return frame
-
-
 def encode_start(start: Start) -> bytes:
     """Write the first frame."""
     return encode(asdict(start))
@@ -150,11 +120,6 @@ def read_missing(frame: dict[str, Any]) -> str:
     if not isinstance(missing, list) or not isinstance(notes, list):
         raise _malformed()
     return "; ".join(str(entry)[:500] for entry in (*missing, *notes)[:10]) if missing else ""
-
-
-def failure_frame(kind: str, detail: str) -> dict[str, Any]:
-    """Say why the process ends, and what happened."""
-    return {"failed": kind, "detail": detail[:MAX_DETAIL]}
 
 
 def _malformed() -> PeerError:

@@ -5,10 +5,8 @@ apps use without asking are seeded first; the seed is the job's.
 """
 
 import importlib
-import os
 import random
 import sys
-import traceback
 from collections.abc import Mapping
 
 import numpy as np
@@ -78,13 +76,3 @@ def run_main(app: ServerApp, grid: Grid, run_config: Mapping[str, Setting]) -> N
         run_config=dict(run_config),
     )
     app(grid, context)
-
-
-def place_of(error: BaseException, folder: str) -> str:
-    """Name what was raised, and the last line of the app that it came through."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename.startswith(folder + os.sep):
-            place = f" ({os.path.relpath(frame.filename, folder)}, line {frame.lineno})"
-    return text + place

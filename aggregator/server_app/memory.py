@@ -1,24 +1,19 @@
 """Lay out the memory that the aggregator and a ServerApp's process share.
 
-One anonymous file of sealed size: the vector spec, one message's settings, the model that the app
-sends or ends with, and the mean that it hears. What lies in it is the process's to change at any
-time, so the aggregator copies before it checks.
+One anonymous file (`tidegate.confine.shared_file`): the vector spec, one message's settings, the
+model that the app sends or ends with, and the mean that it hears.
 
 Shapes: D = coordinates of the model vector.
 """
 
-import fcntl
 import mmap
-import os
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.confine.shared_file import aligned, create_sealed
 from tidegate.flower_config import MAX_BYTES as CONFIG_BYTES
-
-_ALIGNMENT = 64
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ class ModelMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Return the size of the file. Pages that nobody writes take no memory."""
-        return sum(map(_aligned, self._sizes))
+        """Return the size of the file."""
+        return sum(map(aligned, self._sizes))
 
     @property
     def _sizes(self) -> tuple[int, ...]:
@@ -56,10 +51,7 @@ class ModelMemory:
 
     def create(self) -> int:
         """Make the file and give its descriptor, close-on-exec."""
-        descriptor = os.memfd_create("tidegate-server-app", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, self.n_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return descriptor
+        return create_sealed("tidegate-server-app", self.n_bytes)
 
     def attach(self, descriptor: int) -> SharedModels:
         """Map the file; the descriptor may be closed afterwards.
@@ -70,10 +62,6 @@ class ModelMemory:
         begin, parts = 0, []
         for size in self._sizes:
             parts.append(memory[begin : begin + size])
-            begin += _aligned(size)
+            begin += aligned(size)
         spec, config, sent, mean = parts
         return SharedModels(spec, config, sent.view(np.float32), mean.view(np.float32))
-
-
-def _aligned(n_bytes: int) -> int:
-    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from aggregator.server_app import frames
+from tidegate.app_faults import describe_fault, is_out_of_memory
+from tidegate.confine.frames import MAX_FRAME_BYTES, encode, failure_frame
 from tidegate.confine.sandbox import Sandbox, SandboxPlan, enter
-
-_MEMORY_WORDS = ("can't allocate memory", "out of memory", "Unable to allocate")
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     """
     connection_fd, memory_fd, lifeline_fd = (int(argument) for argument in arguments)
     connection = socket.socket(fileno=connection_fd)
-    start = frames.decode_start(connection.recv(frames.MAX_FRAME_BYTES))
+    start = frames.decode_start(connection.recv(MAX_FRAME_BYTES))
     plan = SandboxPlan(
         app_folder=start.app_folder,
         memory_mib=start.memory_mib,
@@ -83,22 +83,20 @@ def _enter_scratch() -> None:
 
 
 def _failure_of(error: BaseException, app_folder: str) -> dict[str, object]:
-    from aggregator.server_app.load import place_of  # noqa: PLC0415
     from aggregator.server_app.rounds import SandboxMissing  # noqa: PLC0415
     from privacy.errors import TidegateError  # noqa: PLC0415
 
     if isinstance(error, SandboxMissing):
-        return frames.failure_frame(frames.SANDBOX, str(error))
-    text = place_of(error, app_folder)
+        return failure_frame(frames.SANDBOX, str(error))
+    text = describe_fault(error, app_folder)
     if isinstance(error, TidegateError):
-        return frames.failure_frame(frames.REFUSED, text.partition(": ")[2] or text)
-    memory = isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS)
-    return frames.failure_frame(frames.MEMORY if memory else frames.APP, text)
+        return failure_frame(frames.REFUSED, text.partition(": ")[2] or text)
+    return failure_frame(frames.MEMORY if is_out_of_memory(error) else frames.APP, text)
 
 
 def _tell(connection: socket.socket, frame: dict[str, object]) -> None:
     try:
-        connection.sendall(frames.encode(frame))
+        connection.sendall(encode(frame))
     except BrokenPipeError:  # the aggregator let go of us
         return
 

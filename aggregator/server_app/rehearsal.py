@@ -33,13 +33,13 @@ from aggregator.server_app.frames import SEED
 from aggregator.server_app.load import (
     load_object,
     load_server_app,
-    place_of,
     prepare_process,
     run_main,
 )
 from aggregator.server_app.strategy_watch import check_strategy, watch_strategies
 from privacy.errors import PeerError, TidegateError, UsageError
 from privacy.spec import VectorSpec
+from tidegate.app_faults import describe_fault
 from tidegate.flower_config import decode
 from tidegate.flower_project import FILE as PROJECT_FILE
 from tidegate.flower_project import FlowerProject, read_project
@@ -227,7 +227,7 @@ def main() -> None:
     except TidegateError as error:
         _fail(error.args[-1])
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the app may raise anything
-        _fail(place_of(error, str(folder)))
+        _fail(describe_fault(error, folder))
     if seen.spec is None or seen.first_D is None:
         _fail("the app shows no model")
     (out / "spec").write_bytes(seen.spec.to_bytes())

@@ -12,6 +12,7 @@ from aggregator.server_app import frames
 from aggregator.server_app.memory import ModelMemory
 from privacy.errors import PeerError, UsageError
 from privacy.spec import VectorSpec
+from tidegate.confine.frames import MAX_FRAME_BYTES, decode, encode
 
 
 class SandboxMissing(UsageError):  # noqa: N818 - it is a state of the machine
@@ -75,13 +76,13 @@ class SocketRounds:
 
     def _ask(self, frame: dict[str, Any]) -> dict[str, Any]:
         self._send(frame)
-        raw = self._connection.recv(frames.MAX_FRAME_BYTES)
+        raw = self._connection.recv(MAX_FRAME_BYTES)
         if not raw:
             raise AggregatorGone
-        return frames.decode(raw)
+        return decode(raw)
 
     def _send(self, frame: dict[str, Any]) -> None:
         try:
-            self._connection.sendall(frames.encode(frame))
+            self._connection.sendall(encode(frame))
         except BrokenPipeError:
             raise AggregatorGone from None

@@ -6,7 +6,6 @@ between the declared bounds, lie at the bounds, and lack values; nothing here ha
 Shapes: D = coordinates, B = records of a batch, M = metrics a record, W = numbers of a row.
 """
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from edge_node.tasks.module_rules import TaskError, check_record_modules
 from edge_node.tasks.record_gradients import RecordGradients
 from edge_node.tasks.task import Task
 from privacy.spec import VectorSpec
+from tidegate.app_faults import last_line
 from tidegate.jobfile import NONE, SITE, JobFile
 from tidegate.schema import Schema
 
@@ -67,15 +67,8 @@ def blamed(app_folder: Path, doing: str = "") -> Iterator[None]:
     except TaskError as error:
         raise TaskError(f"{error}{where}") from error
     except (Exception, SystemExit) as error:
-        inside = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if Path(frame.filename).is_relative_to(app_folder)
-        ]
-        place = ""
-        if inside:
-            file = Path(inside[-1].filename).relative_to(app_folder)
-            place = f"{file}, line {inside[-1].lineno}: "
+        line = last_line(error, app_folder)
+        place = f"{line}: " if line else ""
         text = " ".join(str(error).split())
         raise TaskError(f"{place}{type(error).__name__}: {text}{where}") from error
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from edge_node.tasks.batches import Batch, draw_rows, read_batch
 from edge_node.tasks.task import Task, TaskError, load_task
 from privacy.errors import TidegateError, UsageError
-from tidegate.app_faults import blamed
+from tidegate.app_faults import describe_fault
 from tidegate.jobfile import JobFile
 
 SUFFIXES = {".pt2": "torch-export", ".onnx": "onnx"}
@@ -188,7 +188,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except Exception as error:  # noqa: BLE001 - the app may raise anything
-        sys.stderr.write(f"{blamed(error, arguments.app)}\n")
+        sys.stderr.write(f"{describe_fault(error, arguments.app)}\n")
         return 2
     return 0
 

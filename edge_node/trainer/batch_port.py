@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from edge_node.trainer.frames import MAX_FRAME_BYTES, encode
 from edge_node.trainer.ranks import Connection
 from edge_node.trainer.shared_memory import SharedArrays
+from tidegate.confine.frames import MAX_FRAME_BYTES, encode
 
 
 class DaemonGoneError(Exception):

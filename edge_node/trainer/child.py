@@ -1,24 +1,20 @@
-"""Start, hear and end a trainer process (daemon side).
-
-The process ends when the daemon lets go of it, for whatever reason: its supervisor (see
-``tidegate.confine.sandbox``) watches a pipe that only the daemon holds open.
-"""
+"""Start, hear and end a trainer process (daemon side)."""
 
 import asyncio
 import os
 import signal
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from edge_node.trainer.device import device_environment
-from edge_node.trainer.frames import MAX_FRAME_BYTES, Start, decode, encode, encode_start
+from edge_node.trainer.frames import Start, encode_start
 from edge_node.trainer.shared_memory import SharedLayout
 from privacy.errors import PeerError, Reason, UsageError
+from tidegate.confine.frames import MAX_FRAME_BYTES, decode, encode
+from tidegate.confine.start import ConfinedProcess, start_confined
 
-_ARGUMENTS = ("-I", "-B", "-u", "-m", "edge_node.trainer.process")
+_MODULE = "edge_node.trainer.process"
 _LAST_FRAMES = 8
 """More than can be on the way: a report, a frame for each slot, a failure."""
 _END_POLL_S = 0.005
@@ -51,21 +47,16 @@ class TrainerChild:
             log_path: Where what the app prints goes, or None.
         """
         self._memory_mib = start.memory_mib
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read_end, write_end = os.pipe()
         memory_fd = layout.create()
-        self._connection = ours
-        self._lifeline = os.fdopen(write_end, "wb", buffering=0)
         try:
             self.arrays = layout.attach(memory_fd)
-            descriptors = (theirs.fileno(), memory_fd, read_end)
-            self._process = _spawn(descriptors, start.threads, log_path)
+            self._confined = _start(memory_fd, start.threads, log_path)
         finally:
-            theirs.close()
             os.close(memory_fd)
-            os.close(read_end)
-        ours.setblocking(False)
-        ours.send(encode_start(start))
+        self._connection = self._confined.connection
+        self._process = self._confined.process
+        self._connection.setblocking(False)
+        self._connection.send(encode_start(start))
 
     @property
     def alive(self) -> bool:
@@ -126,8 +117,7 @@ class TrainerChild:
 
         A trainer that a signal ended has status 128 plus the signal's number.
         """
-        self._connection.close()
-        self._lifeline.close()
+        self._confined.let_go()
         try:
             for _ in range(_END_POLLS):
                 if self._process.poll() is not None:
@@ -209,21 +199,10 @@ def _private_kib(pid: int) -> int:
     return sum(int(lines.get(key, "0").split()[0]) for key in ("RssAnon", "VmSwap"))
 
 
-def _spawn(
-    descriptors: tuple[int, ...], threads: int, log_path: Path | None
-) -> subprocess.Popen[bytes]:
+def _start(memory_fd: int, threads: int, log_path: Path | None) -> ConfinedProcess:
     log = subprocess.DEVNULL if log_path is None else _open_log(log_path)
     try:
-        return subprocess.Popen(  # noqa: S603 - our own module, descriptor numbers as arguments
-            [sys.executable, *_ARGUMENTS, *map(str, descriptors)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=descriptors,
-            env=_environment(threads),
-            cwd="/",
-            start_new_session=True,  # Ctrl-C at the daemon's terminal is the daemon's to handle
-        )
+        return start_confined(_MODULE, memory_fd, threads, log, device_environment())
     finally:
         if log != subprocess.DEVNULL:
             os.close(log)
@@ -231,16 +210,3 @@ def _spawn(
 
 def _open_log(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def _environment(threads: int) -> dict[str, str]:
-    return device_environment() | {
-        "PATH": "/usr/bin:/bin",
-        "HOME": "/tmp",  # noqa: S108 - the sandbox has its own
-        "TMPDIR": "/tmp",  # noqa: S108
-        "LANG": "C.UTF-8",
-        "OMP_NUM_THREADS": str(threads),
-        "MALLOC_ARENA_MAX": "2",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-    }

@@ -1,14 +1,13 @@
-"""Say what the daemon and its trainer tell each other besides arrays: small JSON frames.
+"""Say what the daemon and its trainer tell each other besides arrays: `tidegate.confine.frames`.
 
-The socket keeps frames apart (SOCK_SEQPACKET), so none needs a length before it. Frames from the
-trainer are hostile input: bounded in size, and nothing but the fields below is read from them.
+Of a frame from the trainer nothing but the fields below is read.
 
 A conversation: the daemon sends a `Start`, the trainer answers with a report or a failure. Then,
 request by request: an action with a number of chunks; a ``chunk`` frame for each slot that the
 daemon has filled, at most two ahead; a ``chunk`` frame back for each slot that is done, in the same
 order; ``done`` at the end, with whatever else the request's kind answers. A request and an answer
 may say that so many bytes of the shared ``blob`` belong to them. Instead of any answer the trainer
-may send a failure, its last frame.
+may send a failure, its last frame: of the kind ``app``, ``memory``, ``ranks`` or ``sandbox``.
 """
 
 import json
@@ -16,11 +15,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from privacy.errors import PeerError, Reason
+from tidegate.confine.frames import MAX_DETAIL, encode
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.schema import FLOAT, Column, Schema
 
-MAX_FRAME_BYTES = 1 << 16
-MAX_DETAIL = 4000
 TASK = "task"
 FLOWER = "flower"
 CALL = "call"
@@ -86,19 +84,6 @@ class Start:
     parallel: str = "ddp"
 
 
-def encode(frame: dict[str, Any]) -> bytes:
-    """Write a frame.
-
-    Raises:
-        PeerError: TOO_LARGE: it does not fit, as with thousands of columns.
-    """
-    raw = json.dumps(frame, separators=(",", ":")).encode("ascii")
-    if len(raw) > MAX_FRAME_BYTES:
-        message = f"a trainer frame of {len(raw)} bytes exceeds {MAX_FRAME_BYTES}"
-        raise PeerError(Reason.TOO_LARGE, message)
-    return raw
-
-
 def encode_start(start: Start) -> bytes:
     """Write the first frame."""
     return encode({**asdict(start), "schema": [_packed(c) for c in start.schema.columns]})
@@ -112,21 +97,6 @@ def decode_start(raw: bytes) -> Start:
     fields["hidden"] = tuple(fields["hidden"])
     fields["readable"] = tuple(fields["readable"])
     return Start(**fields)
-
-
-def decode(raw: bytes) -> dict[str, Any]:
-    """Read a frame of the trainer, without trusting it.
-
-    Raises:
-        PeerError: MALFORMED: it is not a JSON object.
-    """
-    try:
-        frame = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise PeerError(Reason.MALFORMED, "the trainer sent no JSON") from error
-    if not isinstance(frame, dict):
-        raise PeerError(Reason.MALFORMED, "the trainer sent JSON that is no object")
-    return frame
 
 
 def report_frame(report: SandboxReport, device: str) -> dict[str, Any]:
@@ -152,11 +122,6 @@ def read_report(frame: dict[str, Any]) -> SandboxReport:
         syscalls=ready.get("syscalls") is True,
         notes=notes,
     )
-
-
-def failure_frame(kind: str, detail: str) -> dict[str, Any]:
-    """Say why the trainer ends: ``app``, ``memory`` or ``sandbox``, and what happened."""
-    return {"failed": kind, "detail": detail[:MAX_DETAIL]}
 
 
 def _packed(column: Column) -> list[object]:

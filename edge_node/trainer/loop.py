@@ -32,12 +32,12 @@ from edge_node.trainer.frames import (
     METRICS,
     STEPS,
     Start,
-    failure_frame,
     report_frame,
 )
 from edge_node.trainer.ranks import Rank
 from edge_node.trainer.shared_memory import SharedLayout
 from privacy.spec import VectorSpec
+from tidegate.confine.frames import failure_frame
 from tidegate.confine.sandbox import Sandbox
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]

@@ -41,7 +41,7 @@ class TrainerJob:
             are hashed before each start.
         work: Which of the trainer's servers answers: ``frames.TASK`` or another one's name.
         settings: What that server is told once at its start, JSON; with the rest of the first
-            frame at most ``frames.MAX_FRAME_BYTES``.
+            frame at most ``tidegate.confine.frames.MAX_FRAME_BYTES``.
         blob_bytes: Room for bytes beside the arrays, either way, for requests with a blob.
         readable: Folders and files of the site's that the app may read besides base models.
     """

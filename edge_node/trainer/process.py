@@ -8,16 +8,15 @@ process forks there; ``loop`` is the rest.
 import os
 import socket
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 from edge_node.trainer import frames
 from edge_node.trainer.device import device_nodes, device_places
 from edge_node.trainer.ranks import Rank, RankFailedError, RanksUnavailableError, start_ranks
+from tidegate.app_faults import describe_fault, is_out_of_memory
+from tidegate.confine.frames import MAX_FRAME_BYTES, failure_frame
 from tidegate.confine.sandbox import SandboxPlan, enter
-
-_MEMORY_WORDS = ("can't allocate memory", "out of memory", "Unable to allocate", "MemoryError")
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +30,7 @@ def main(arguments: list[str]) -> int:
     """
     connection_fd, memory_fd, lifeline_fd = (int(argument) for argument in arguments)
     connection = socket.socket(fileno=connection_fd)
-    start = frames.decode_start(connection.recv(frames.MAX_FRAME_BYTES))
+    start = frames.decode_start(connection.recv(MAX_FRAME_BYTES))
     nodes = device_nodes(start.device)
     places = device_places(start.device) if nodes else ()
     plan = SandboxPlan(
@@ -69,15 +68,10 @@ def _failure_of(error: BaseException, app_folder: str) -> dict[str, Any]:
 
     The text may hold data of the site.
     """
-    text = "".join(traceback.format_exception_only(error)).strip()
+    kind = "memory" if is_out_of_memory(error) else "app"
     if isinstance(error, RanksUnavailableError):
-        return frames.failure_frame("ranks", text)
-    memory = isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS)
-    place = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename.startswith(app_folder + os.sep):
-            place = f" ({os.path.relpath(frame.filename, app_folder)}, line {frame.lineno})"
-    return frames.failure_frame("memory" if memory else "app", text + place)
+        kind = "ranks"
+    return failure_frame(kind, describe_fault(error, app_folder))
 
 
 def _tell(rank: Rank, frame: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edge_node.trainer.frames import MAX_FRAME_BYTES, encode, failure_frame
+from tidegate.confine.frames import MAX_FRAME_BYTES, encode, failure_frame
 
 _LAST_FRAMES = 8
 

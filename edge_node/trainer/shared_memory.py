@@ -2,25 +2,21 @@
 
 One anonymous file holds the model, two slots each of a batch of rows, its per-record gradients and
 its per-record metrics, and room for bytes of a request or its answer: while the daemon clips and
-sums what lies in one slot, the trainer fills the other. The file's size is sealed, so the trainer
-cannot shrink it and crash the daemon; what lies in it is the trainer's to change at any time, so
-the daemon copies before it checks.
+sums what lies in one slot, the trainer fills the other (`tidegate.confine.shared_file`).
 
 Shapes: D = coordinates of the model vector, P = rows of a physical batch, W = numbers of a row,
 M = metrics a record.
 """
 
-import fcntl
 import mmap
-import os
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.confine.shared_file import aligned, create_sealed
+
 SLOTS = 2
-_ALIGNMENT = 64
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 FloatArray = NDArray[np.float32]
 
@@ -55,9 +51,9 @@ class SharedLayout:
 
     @property
     def n_bytes(self) -> int:
-        """Return the size of the file. Pages that nobody writes take no memory."""
-        slot_bytes = sum(_aligned(4 * self.physical_batch * width) for width in self._widths)
-        return _aligned(4 * self.model_length) + SLOTS * slot_bytes + _aligned(self.blob_bytes)
+        """Return the size of the file."""
+        slot_bytes = sum(aligned(4 * self.physical_batch * width) for width in self._widths)
+        return aligned(4 * self.model_length) + SLOTS * slot_bytes + aligned(self.blob_bytes)
 
     @property
     def _widths(self) -> tuple[int, int, int]:
@@ -65,10 +61,7 @@ class SharedLayout:
 
     def create(self) -> int:
         """Make the file and give its descriptor, close-on-exec."""
-        descriptor = os.memfd_create("tidegate-trainer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, self.n_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return descriptor
+        return create_sealed("tidegate-trainer", self.n_bytes)
 
     def attach(self, descriptor: int) -> SharedArrays:
         """Map the file; the descriptor may be closed afterwards.
@@ -81,7 +74,7 @@ class SharedLayout:
         def next_array(*shape: int) -> FloatArray:
             nonlocal begin
             array: FloatArray = np.ndarray(shape, dtype=np.float32, buffer=memory, offset=begin)
-            begin += _aligned(array.nbytes)
+            begin += aligned(array.nbytes)
             return array
 
         model_D = next_array(self.model_length)
@@ -91,7 +84,3 @@ class SharedLayout:
         )
         blob = np.ndarray((self.blob_bytes,), dtype=np.uint8, buffer=memory, offset=begin)
         return SharedArrays(model_D, slots, blob)
-
-
-def _aligned(n_bytes: int) -> int:
-    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -105,7 +105,7 @@ class Trainer:
 
         Args:
             frame: ``action`` and whatever its server understands, JSON, at most
-                ``frames.MAX_FRAME_BYTES`` as text.
+                ``tidegate.confine.frames.MAX_FRAME_BYTES`` as text.
             model_D: The model version that the request is about, shape (D,).
             blob: Further bytes, at most the job's ``blob_bytes``.
 

@@ -21,8 +21,9 @@ from edge_node.tasks.record_gradients import RecordGradients
 from edge_node.tasks.task import Task, spec_of
 from edge_node.tasks.task_app import build_gradients_app, build_steps_app
 from edge_node.trainer.batch_port import BatchPort, DaemonGoneError
-from edge_node.trainer.frames import GRADIENTS, STEPS, decode, encode
+from edge_node.trainer.frames import GRADIENTS, STEPS
 from edge_node.trainer.shared_memory import SharedLayout
+from tidegate.confine.frames import decode, encode
 from tidegate.schema import scalars
 
 

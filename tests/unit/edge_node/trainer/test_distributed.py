@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_node.trainer.frames import GRADIENTS, STEPS, encode, failure_frame
+from edge_node.trainer.frames import GRADIENTS, STEPS
 from edge_node.trainer.ranks import Leader, Rank, RankFailedError
 from edge_node.trainer.trainer import TrainerFailure
 from privacy.errors import UsageError
@@ -17,6 +17,7 @@ from privacy.spec import TensorSpec, VectorSpec
 from tests.support.trainer_apps import make_trainer, write_app
 from tests.unit.edge_node.trainer.test_trainer import MODEL_D, gradients_of, rows_of, run
 from tests.unit.tidegate.confine.test_sandbox import leave_out
+from tidegate.confine.frames import encode, failure_frame
 
 # Blocks to shard, a parameter that no record uses, and an odd number of everything.
 NET = """

@@ -5,9 +5,10 @@ import os
 import numpy as np
 import pytest
 
-from edge_node.trainer.frames import MAX_FRAME_BYTES, decode, encode, read_report, report_frame
+from edge_node.trainer.frames import read_report, report_frame
 from edge_node.trainer.shared_memory import SharedLayout
 from privacy.errors import PeerError, Reason
+from tidegate.confine.frames import MAX_FRAME_BYTES, decode, encode
 from tidegate.confine.sandbox import SandboxReport
 
 LAYOUT = SharedLayout(model_length=7, physical_batch=3, row_width=2, metrics_length=5)

@@ -15,6 +15,7 @@ from edge_node.trainer.frames import STEPS
 from edge_node.trainer.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
 from tests.support.trainer_apps import LINEAR, make_trainer, write_app
+from tidegate.confine import start
 from tidegate.confine.sandbox import SandboxMode, SandboxReport
 
 ALL = SandboxReport(network=True, filesystem=True, process=True, memory=True, syscalls=True)
@@ -192,8 +193,8 @@ raise RuntimeError(json.dumps(outcomes) + "END")
 
 
 def leave_out(monkeypatch, landlock):
-    arguments = ("-I", "-B", "-c", WITHOUT_NAMESPACES, landlock)
-    monkeypatch.setattr(child, "_ARGUMENTS", arguments)
+    program = ("-I", "-B", "-c", WITHOUT_NAMESPACES, landlock)
+    monkeypatch.setattr(start, "_program", lambda _: program)
 
 
 def attack_the_fallback(tmp_path, site):
