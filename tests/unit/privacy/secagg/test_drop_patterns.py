@@ -4,6 +4,7 @@ A pattern gives each site the last step whose message it still sends. Patterns t
 what would happen after the attempt has aborted are the same run, so one of each is enough.
 """
 
+from functools import lru_cache
 from itertools import combinations
 
 import pytest
@@ -14,6 +15,16 @@ from privacy.secagg.server import Phase
 from tests.support.secagg_harness import Federation
 
 STEPS = (0, 1, 2, 3)
+
+
+class RememberingSuite:
+    """A suite that computes each thing once: its functions are pure, and patterns repeat them."""
+
+    def __init__(self, suite):
+        self.name = suite.name
+        self.public_key_bytes = suite.public_key_bytes
+        for function in ("private_key", "public_key", "agree", "key_identity", "verify"):
+            setattr(self, function, lru_cache(maxsize=None)(getattr(suite, function)))
 
 
 def patterns(n: int, least: int):
@@ -37,6 +48,7 @@ def patterns(n: int, least: int):
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_every_drop_pattern(n, min_survivors, suite):
+    suite = RememberingSuite(suite)
     for number, (gone, aborts) in enumerate(patterns(n, min_survivors)):
         federation = Federation(n, 1, min_survivors, suite=suite, length=5)
         outcome = federation.run(gone, silent=number % 3 == 0)
