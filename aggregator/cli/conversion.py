@@ -1,8 +1,5 @@
 """Write a released model in another format; an app's code runs in a process of its own."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.cli.app_program import run_app_program
 from privacy.errors import UsageError
 from tidegate import appbundle
 from tidegate.jobfile import JobFile, Trees
@@ -21,7 +19,6 @@ from tidegate.tree_xgboost import to_xgboost_json
 TASK_FORMATS = (".pt2", ".onnx")
 TREE_FORMAT = ".json"
 CONVERTED = (*TASK_FORMATS, TREE_FORMAT)
-_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class SubmittedApp:
 
 def convert_task_model(
     app: SubmittedApp, facts: Mapping[str, str], model: Path, out: Path
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Give a task's model the format that the file's name ends with.
 
     Args:
@@ -64,23 +61,12 @@ def convert_task_model(
     with tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
         job_file = Path(scratch) / "job.toml"
         job_file.write_bytes(app.job_toml)
-        program = [sys.executable, "-m", "edge_node.tasks.model_formats"]
         arguments = [str(path) for path in (app.folder, job_file, model, out.absolute())]
-        try:
-            done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
-                [*program, *arguments, *app.bases],
-                capture_output=True,
-                text=True,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UsageError(f"the conversion did not end within {_LIMIT_S} s") from error
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise UsageError(f"{out}: {last[0]}")
-    written: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return written
+        return run_app_program(
+            ("edge_node.tasks.model_formats", *arguments, *app.bases),
+            str(out),
+            "does model() wait for something?",
+        )
 
 
 def convert_trees(job_toml: bytes, tensors: Mapping[str, NDArray[np.float32]], out: Path) -> None:

@@ -4,18 +4,16 @@ The app's code runs in a process of its own (``aggregator.server_app.rehearsal``
 operator's keys.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from aggregator.cli.app_program import run_app_program
 from aggregator.cli.strategy_scan import refuse_strategies
+from aggregator.cli.toml_text import toml_text
 from privacy.errors import UsageError
 from tidegate import appbundle
 from tidegate.flower_project import FILE as PROJECT_FILE
@@ -23,7 +21,7 @@ from tidegate.flower_project import FlowerProject, read_project
 from tidegate.jobfile import NONE, SERVER_APP, SITE, STRATEGY, FlowerApp, JobFile
 from tidegate.jobfile.job import MAX_ROUNDS
 
-REHEARSAL_LIMIT_S = 600
+_HEADING = "# Drafted by `tidegate job submit` for an unchanged Flower app."
 _ROUND_SETTINGS = ("num-server-rounds", "num-rounds", "num_rounds")
 _METRICS_SHARE = 0.25
 """C_m of a drafted job as a share of its clipping norm."""
@@ -84,32 +82,18 @@ def rehearse_app(folder: Path, job_toml: bytes, app: bytes) -> RehearsedApp:
     job = JobFile.parse(job_toml)
     if isinstance(job.work, FlowerApp) and job.work.driver == SERVER_APP:
         refuse_strategies(appbundle.read(app))
-    program = [sys.executable, "-B", "-m", "aggregator.server_app.rehearsal"]
-    settings = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with TemporaryDirectory(prefix="tidegate-") as scratch:
         out = Path(scratch)
         (out / "job.toml").write_bytes(job_toml)
-        try:
-            done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
-                [*program, str(folder.absolute()), str(out / "job.toml"), str(out)],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=REHEARSAL_LIMIT_S,
-                check=False,
-                env={**os.environ, **settings},
-                cwd=scratch,  # what main writes to relative paths goes with it
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UsageError(
-                f"{folder}: the app's main made no call within {REHEARSAL_LIMIT_S} s; it has no"
-                " network at the aggregator either: does it wait for something?"
-            ) from error
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise UsageError(f"{folder}: {last[0]}")
+        report = run_app_program(
+            ("aggregator.server_app.rehearsal", str(folder), str(out / "job.toml"), str(out)),
+            str(folder),
+            "the app's main made no call meanwhile; it has no network at the aggregator either:"
+            " does it wait for something?",
+            {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"},
+            out,  # what main writes to relative paths goes with it
+        )
         spec, model = (out / "spec").read_bytes(), (out / "model").read_bytes()
-    report: Mapping[str, Any] = json.loads(done.stdout)
     return RehearsedApp(spec, model, report)
 
 
@@ -192,30 +176,29 @@ def _text(
 ) -> bytes:
     """Write the file; whoever reads it has to find every choice in it."""
     name = re.sub(r"[^A-Za-z0-9 ._-]", "-", folder.resolve().name).strip("-._ ")[:60] or "app"
-    driver = STRATEGY if options.strategy else SERVER_APP
-    lines = ["# Drafted by `tidegate job submit` for an unchanged Flower app.", "[job]"]
-    lines += _pairs({"name": name, "dataset": options.dataset, "rounds": options.rounds})
-    lines += ["", "[flower]", f"driver = {json.dumps(driver)}"]
+    flower: dict[str, Any] = {"driver": STRATEGY if options.strategy else SERVER_APP}
     if options.evaluate_every:
-        lines += [f"evaluate_every = {options.evaluate_every}"]
+        flower["evaluate_every"] = options.evaluate_every
     tables = {"run_config": settings}
     if options.strategy:
         tables |= {name: report.get(name, {}) for name in ("train_config", "evaluate_config")}
     for key, values in tables.items():
         plain = {k: v for k, v in values.items() if isinstance(v, str | int | float | bool)}
-        lines += ["", f"[flower.{key}]", *_pairs(plain)] if plain else []
-    lines += ["", "[privacy]", *_pairs(_privacy(options))]
+        flower |= {key: plain} if plain else {}
+    document: dict[str, Any] = {
+        "job": {"name": name, "dataset": options.dataset, "rounds": options.rounds},
+        "flower": flower,
+        "privacy": _privacy(options),
+    }
     for key, metrics in (
         ("metrics", options.metrics),
         ("evaluation_metrics", options.evaluation_metrics),
     ):
-        for metric, upper in map(_metric, metrics):
-            pairs = {"name": metric, "kind": "mean", "upper": upper}
-            lines += ["", f"[[{key}]]", *_pairs(pairs)]
+        document |= {key: list(map(_metric, metrics))} if metrics else {}
     if options.strategy:
-        lines += ["", "[strategy]", *_pairs({"name": options.strategy})]
-    lines += ["", "[round]", *_pairs({"target_sites": options.sites}), ""]
-    return "\n".join(lines).encode()
+        document["strategy"] = {"name": options.strategy}
+    document["round"] = {"target_sites": options.sites}
+    return f"{_HEADING}\n{toml_text(document)}".encode()
 
 
 def _privacy(options: FlowerOptions) -> dict[str, Any]:
@@ -227,19 +210,10 @@ def _privacy(options: FlowerOptions) -> dict[str, Any]:
     return values
 
 
-def _pairs(values: Mapping[str, Any]) -> list[str]:
-    # A TOML basic string, boolean or number is written as in JSON.
-    return [f"{_key(name)} = {json.dumps(value)}" for name, value in values.items()]
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
-
-
-def _metric(text: str) -> tuple[str, float]:
+def _metric(text: str) -> dict[str, Any]:
     name, _, upper = text.partition("=")
     try:
-        return name, float(upper)
+        return {"name": name, "kind": "mean", "upper": float(upper)}
     except ValueError:
         raise UsageError(
             f"--metric {text}: write NAME=UPPER, such as accuracy=1: values are clipped to 0..UPPER"

@@ -1,7 +1,7 @@
 """``tidegate model``: fetch a released model, check it, describe it, give it other formats."""
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +53,7 @@ def export(
     if out.exists():
         raise UsageError(f"{out} exists: name another file")
     operator = session.folder()
-    made: dict[str, Any] = {"format": "safetensors"}
+    made: Mapping[str, Any] = {"format": "safetensors"}
     with operator_api(operator) as api, tempfile.TemporaryDirectory(prefix="tidegate-") as scratch:
         answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
         require_model(answer.job, answer.job_toml, out.suffix)
@@ -72,7 +72,7 @@ def export(
                 app = SubmittedApp(app_folder, answer.job_toml, tuple(base_model or ()))
                 made = convert_task_model(app, checked.provenance.facts, file, out)
     size = out.stat().st_size
-    session.show({"job_id": job_id, "file": str(out), "bytes": size} | made, _written(out, made))
+    session.show({"job_id": job_id, "file": str(out), "bytes": size, **made}, _written(out, made))
 
 
 @app.command()
@@ -130,7 +130,7 @@ def _checked(file: Path, operator: OperatorFolder) -> "CheckedModel":
     return read_model(file, (operator.path / "ca.pem").read_bytes())
 
 
-def _written(out: Path, made: dict[str, Any]) -> str:
+def _written(out: Path, made: Mapping[str, Any]) -> str:
     line = f"{out}: {data_size(out.stat().st_size)}, {made['format']}"
     if "inputs" in made:
         line += f"; inputs {', '.join(made['inputs'])}"

@@ -5,9 +5,6 @@ sites run it with; of an app's code the aggregator runs a ServerApp only, confin
 """
 
 import hashlib
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from aggregator.cli.app_program import run_app_program
 from aggregator.cli.flower_folder import rehearse_app
 from privacy.errors import UsageError
 from tidegate import appbundle
@@ -24,7 +22,6 @@ from tidegate.v1 import operator_pb2
 
 JOB_FILE = "job.toml"
 CHUNK_BYTES = 1 << 20
-REHEARSAL_LIMIT_S = 600
 _NONE: Mapping[str, Path] = MappingProxyType({})
 
 
@@ -114,22 +111,8 @@ def _rehearse(
     """Run the rehearsal in a process of its own; it leaves ``spec`` and ``model`` in ``out``."""
     (out / JOB_FILE).write_bytes(job_toml)
     options = [f"--base-model={name}={path.absolute()}" for name, path in base_models.items()]
-    program = [sys.executable, "-B", "-m", "edge_node.tasks.rehearsal"]
-    try:
-        done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
-            [*program, str(folder), str(out / JOB_FILE), str(out), *options],
-            capture_output=True,
-            text=True,
-            timeout=REHEARSAL_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(
-            f"{folder}: the task was not tried within {REHEARSAL_LIMIT_S} s; does model() or loss()"
-            " wait for something?"
-        ) from error
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise UsageError(f"{folder}: {last[0]}")
-    report: Mapping[str, Any] = json.loads(done.stdout)
-    return report
+    return run_app_program(
+        ("edge_node.tasks.rehearsal", str(folder), str(out / JOB_FILE), str(out), *options),
+        str(folder),
+        "does model() or loss() wait for something?",
+    )

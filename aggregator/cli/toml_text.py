@@ -28,6 +28,7 @@ def _write(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) ->
         inner = (*path, key)
         name = ".".join(map(_key, inner))
         for entry in [value] if isinstance(value, Mapping) else value:
+            lines += [""] if lines else []
             lines.append(f"[{name}]" if isinstance(value, Mapping) else f"[[{name}]]")
             _write(entry, inner, lines)
 
