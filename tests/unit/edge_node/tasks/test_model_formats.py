@@ -12,6 +12,8 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import save_file
 
+from edge_node.tasks import model_formats
+
 JOB = """
 [job]
 name = "linear"
@@ -73,20 +75,34 @@ TENSORS = {
 }
 
 
-def convert(tmp_path, name, task=TASK, tensors=TENSORS):
+@pytest.fixture(autouse=True)
+def clean_imports(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield
+    sys.modules.pop("tidegate_task", None)
+
+
+def write_files(tmp_path, name, task=TASK, tensors=TENSORS):
     app = tmp_path / "app"
     app.mkdir()
     (app / "task.py").write_text(textwrap.dedent(task))
     (tmp_path / "job.toml").write_text(JOB)
     save_file(tensors, tmp_path / "model.safetensors")
     files = [app, tmp_path / "job.toml", tmp_path / "model.safetensors", tmp_path / name]
-    return subprocess.run(
-        [sys.executable, "-m", "edge_node.tasks.model_formats", *map(str, files)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    return list(map(str, files))
+
+
+@pytest.fixture
+def convert(monkeypatch, capsys):
+    """Run the program in this process: what it exits with, and what it prints."""
+
+    def convert(files):
+        monkeypatch.setattr(sys, "argv", ["model_formats", *files])
+        status = model_formats.main()
+        return status, capsys.readouterr()
+
+    return convert
 
 
 def expected(x, level):
@@ -100,7 +116,14 @@ LEVEL = np.arange(7) % 4
 
 
 def test_onnx_computes_the_prediction_from_the_columns_it_looks_at(tmp_path):
-    done = convert(tmp_path, "m.onnx", TASK + PREDICT)
+    files = write_files(tmp_path, "m.onnx", TASK + PREDICT)
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_node.tasks.model_formats", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["inputs"] == ["x", "level"]
     model = onnx.load(tmp_path / "m.onnx")
@@ -109,9 +132,9 @@ def test_onnx_computes_the_prediction_from_the_columns_it_looks_at(tmp_path):
     np.testing.assert_allclose(found, expected(X, LEVEL), atol=1e-6)
 
 
-def test_torch_export_computes_the_prediction(tmp_path):
-    done = convert(tmp_path, "m.pt2", TASK + PREDICT)
-    assert done.returncode == 0, done.stderr
+def test_torch_export_computes_the_prediction(tmp_path, convert):
+    status, said = convert(write_files(tmp_path, "m.pt2", TASK + PREDICT))
+    assert status == 0, said.err
     module = torch.export.load(tmp_path / "m.pt2").module()
     found = module(torch.from_numpy(X), torch.from_numpy(LEVEL)).detach().numpy()
     np.testing.assert_allclose(found, expected(X, LEVEL), atol=1e-6)
@@ -127,8 +150,10 @@ def test_torch_export_computes_the_prediction(tmp_path):
         ("m.pt2", TASK + "\ndef predict(model, batch):\n    return 3\n", TENSORS, "one tensor"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted_is_refused_with_the_reason(tmp_path, name, task, tensors, why):
-    done = convert(tmp_path, name, task, tensors)
-    assert done.returncode == 2
-    assert why in done.stderr
+def test_what_cannot_be_converted_is_refused_with_the_reason(
+    tmp_path, convert, name, task, tensors, why
+):
+    status, said = convert(write_files(tmp_path, name, task, tensors))
+    assert status == 2
+    assert why in said.err
     assert not (tmp_path / name).exists()
