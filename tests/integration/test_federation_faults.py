@@ -21,11 +21,6 @@ def banks(tmp_path_factory):
         yield federation
 
 
-def strike(banks, site, fault):
-    banks.kill(site)
-    banks.run_site(site, fault)
-
-
 def goes_on(banks, job_id, rounds=3):
     start = banks.job(job_id).round
     return banks.until(job_id, lambda job: job.round >= start + rounds)
@@ -63,7 +58,7 @@ def check_books(banks, job_id):
 )
 def test_a_site_killed_at_a_step_costs_no_round_and_is_charged_once(banks, fault):
     job_id = banks.submit(ENOUGH)
-    strike(banks, "bank-2", f"{fault}:KILL")
+    banks.arm("bank-2", f"{fault}:KILL")
     banks.struck("bank-2")
     goes_on(banks, job_id)
     banks.run_site("bank-2")
@@ -76,7 +71,7 @@ def test_two_sites_killed_after_their_charge_reveal_nothing_and_come_back(banks)
     job_id = banks.submit(ENOUGH)
     lost = ("bank-1", "bank-4")
     for site in lost:
-        strike(banks, site, "ShareDelivery:4:after:KILL")
+        banks.arm(site, "ShareDelivery:4:after:KILL")
     for site in lost:
         banks.struck(site)
     stalled = banks.until(job_id, lambda job: "STALLED" in job.detail)
@@ -89,7 +84,7 @@ def test_two_sites_killed_after_their_charge_reveal_nothing_and_come_back(banks)
 
 def test_a_site_that_stands_still_is_waited_for_so_long_and_named(banks):
     job_id = banks.submit(ENOUGH)
-    strike(banks, "bank-3", "ShareDelivery:4:before:STOP")
+    banks.arm("bank-3", "ShareDelivery:4:before:STOP")
     banks.struck("bank-3")
     goes_on(banks, job_id, rounds=2)
     banks.processes["bank-3"].send_signal(signal.SIGCONT)

@@ -1,13 +1,16 @@
-"""An edge node that strikes itself down at a chosen step: ``FAULT=Event:count:when:SIGNAL``.
+"""An edge node that strikes itself down at a step: ``Event:count:when:SIGNAL`` in a file ``fault``.
 
-A real daemon with a stand-in for the trainer. ``Event`` names what the participant takes, the
-``count``-th of which is hit: ``before`` it is looked at, ``after`` all that follows from it is
-durable but nothing has left, or ``late``, when what follows from it has left.
+A real daemon with a stand-in for the trainer; SIGUSR1 has it read the file beside its site.toml.
+``Event`` names what the participant takes, the ``count``-th of which is hit: ``before`` it is
+looked at, ``after`` all that follows from it is durable but nothing has left, or ``late``, when
+what follows from it has left.
 """
 
 import asyncio
 import os
 import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -38,34 +41,57 @@ class QuickTrainer:
         pass
 
 
-def arm(name, count, when, kind):
-    number = signal.Signals[f"SIG{kind}"]
-    seen, due = [], []
+class Fault:
+    """What is to strike this process, as SIGUSR1 told it to read."""
+
+    def __init__(self, file):
+        self._file = file
+        self._name, self._count, self._when, self._signal = "", 0, "", 0
+        self._due = False
+
+    def arm(self, *_):
+        self._name, count, self._when, kind = self._file.read_text().split(":")
+        self._count, self._signal = int(count), signal.Signals[f"SIG{kind}"]
+
+    def strike(self):
+        os.kill(os.getpid(), self._signal)
+
+    def begin(self, event):
+        """See an event before the participant does."""
+        if type(event).__name__ == self._name:
+            self._count -= 1
+            self._due = self._count == 0
+            if self._due and self._when == "before":
+                self._due = False
+                self.strike()
+
+    def end(self):
+        """See that all that follows from an event has been done."""
+        if self._due:
+            self._due = False
+            if self._when == "after":
+                self.strike()
+            else:
+                asyncio.get_running_loop().call_later(LATE_S, self.strike)
+
+
+def watch(fault):
     handle, dispatch = Participant.handle, EdgeNode.dispatch
 
-    def strike():
-        os.kill(os.getpid(), number)
-
-    def counted(self, event, now_s):
-        if type(event).__name__ == name:
-            seen.append(name)
-            if len(seen) == int(count):
-                strike() if when == "before" else due.append(when)
+    def watched_handle(self, event, now_s):
+        fault.begin(event)
         return handle(self, event, now_s)
 
-    def followed(self, event):
+    def watched_dispatch(self, event):
         dispatch(self, event)
-        while due:
-            if due.pop() == "after":
-                strike()
-            else:
-                asyncio.get_running_loop().call_later(LATE_S, strike)
+        fault.end()
 
-    Participant.handle, EdgeNode.dispatch = counted, followed
+    Participant.handle, EdgeNode.dispatch = watched_handle, watched_dispatch
+    signal.signal(signal.SIGUSR1, fault.arm)
 
 
 if __name__ == "__main__":
     task_rounds.Trainer = QuickTrainer
-    if os.environ.get("FAULT"):
-        arm(*os.environ["FAULT"].split(":"))
+    config = Path(sys.argv[sys.argv.index("--config") + 1])
+    watch(Fault(config.parent / "fault"))
     app()

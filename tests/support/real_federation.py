@@ -91,12 +91,13 @@ class RealFederation(Consortium):
         self._start("aggregator", [sys.executable, "-m", "aggregator", "--config", str(config)])
         self._wait("aggregator to listen", (config.parent / "addresses.json").exists)
 
-    def run_site(self, site, fault=""):
-        os.environ["FAULT"] = fault
-        try:
-            self._node(site, "run")
-        finally:
-            del os.environ["FAULT"]
+    def run_site(self, site):
+        self._node(site, "run")
+
+    def arm(self, site, fault):
+        """Have a running site strike itself down: see ``faulty_node``."""
+        (self._site(site) / "fault").write_text(fault)
+        self.processes[site].send_signal(signal.SIGUSR1)
 
     def kill(self, name):
         process = self.processes.pop(name)
