@@ -68,7 +68,7 @@ def test_modules_that_keep_records_apart_are_not(tmp_path):
         ("", "define a function model"),
         ("def model(): ...", "define a function loss"),
         ("model = 3\ndef loss(m, b): ...", "define a function model"),
-        ("def model(): return 3\ndef loss(m, b): ...", "must return a torch.nn.Module"),
+        ("def model(): return 3\ndef loss(m, b): ...", "must return a torch.nn.Module, not int"),
     ],
 )
 def test_a_file_that_is_no_task_is_refused(tmp_path, text, says):
