@@ -23,6 +23,7 @@ from tidegate.jobfile.job import MAX_ROUNDS
 
 _HEADING = "# Drafted by `tidegate job submit` for an unchanged Flower app."
 _ROUND_SETTINGS = ("num-server-rounds", "num-rounds", "num_rounds")
+_REHEARSAL = "aggregator.server_app.rehearsal"
 _METRICS_SHARE = 0.25
 """C_m of a drafted job as a share of its clipping norm."""
 
@@ -86,7 +87,7 @@ def rehearse_app(folder: Path, job_toml: bytes, app: bytes) -> RehearsedApp:
         out = Path(scratch)
         (out / "job.toml").write_bytes(job_toml)
         report = run_app_program(
-            ("aggregator.server_app.rehearsal", str(folder), str(out / "job.toml"), str(out)),
+            (_REHEARSAL, str(folder.absolute()), str(out / "job.toml"), str(out)),
             str(folder),
             "the app's main made no call meanwhile; it has no network at the aggregator either:"
             " does it wait for something?",

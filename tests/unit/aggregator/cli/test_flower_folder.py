@@ -1,6 +1,7 @@
 """An unchanged Flower app folder is rehearsed, refused with the reason, or given a job file."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,3 +131,9 @@ def test_the_scan_reads_branches_that_no_rehearsal_takes(source, refused):
 def test_a_file_that_is_no_python_is_named():
     with pytest.raises(UsageError, match=r"a\.py: is no Python"):
         refuse_strategies({"a.py": b"def"})
+
+
+def test_a_folder_may_be_named_from_within(app_folder, monkeypatch):
+    monkeypatch.chdir(app_folder())
+    text = draft_job(Path(), OPTIONS)
+    assert prepare(Path(), text).parameters == SPEC.length
