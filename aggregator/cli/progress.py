@@ -81,7 +81,7 @@ def _headline(job: JobStatus) -> Text:
     text.append(f"  aborted {job.attempts_aborted}\n")
     shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(job.metrics.items()))
     text.append(shown or "metrics come with the first rounds")
-    if job.metrics:
+    if job.metrics and job.mode != NONE:
         text.append("  (noised, averaged over rounds)", style="dim")
     if job.rounds_per_s > 0:
         left_s = (job.rounds - job.round) / job.rounds_per_s
