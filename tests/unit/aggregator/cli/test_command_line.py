@@ -339,3 +339,16 @@ def test_a_token_that_never_holds_is_refused_before_it_is_asked_for(run, tmp_pat
     assert status == 2
     assert "Traceback" not in err
     assert not (tmp_path / "t").exists()
+
+
+def test_another_job_file_of_an_app_is_read_in_place_of_its_own(run, consortium):
+    credit = Path(__file__).parents[4] / "examples" / "credit"
+    status, out, _ = run("--json", "job", "check", credit, "--job", credit / "record-local.toml")
+    assert (status, "optimizer" in out) == (0, False)
+    assert json.loads(out)["parameters"] == 5545
+    operator = consortium / "operator"
+    options = ("--job", credit / "record-local.toml", "--sites", "5")
+    status, _, error = run("--operator", operator, "job", "submit", credit, *options)
+    assert (status, "belongs into it" in error) == (2, True)
+    status, _, error = run("job", "check", credit, "--job", credit / "none.toml")
+    assert (status, "none.toml: No such file" in error) == (2, True)
