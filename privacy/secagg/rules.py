@@ -235,6 +235,6 @@ def check_survivors(
     if previous is not None and 0 < len(previous.symmetric_difference(survivors)) <= 2:
         raise PeerError(
             Reason.POLICY,
-            "the summed sites differ from the last sum's by one or two, whose updates mode none would"
-            " show; allow_adjacent_cohorts in policy.toml consents to that",
+            "the summed sites differ from the last sum's by one or two, whom mode none would"
+            " lay bare; allow_adjacent_cohorts in policy.toml consents to that",
         )

@@ -261,4 +261,4 @@ def test_adjacent_survivor_sets_are_refused_without_noise():
         if ok:
             assert isinstance(site.feed(message)[0], SurvivorSignature)
         else:
-            refused(site, message, Reason.POLICY, "one or two sites")
+            refused(site, message, Reason.POLICY, "by one or two")
