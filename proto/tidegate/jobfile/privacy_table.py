@@ -1,6 +1,7 @@
 """Read ``[privacy]``; each range and cross-rule with the clause of privacy.md that asks for it."""
 
 import re
+from typing import TypedDict
 
 from privacy.errors import UsageError
 from privacy.quantise import Rounding
@@ -41,6 +42,20 @@ _POSITIVE = Span(0, 1e9, open_low=True)
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,62}")
 
 
+class _Shared(TypedDict):
+    """What the modes by record and by user have in common."""
+
+    epsilon: float
+    delta_dp: float
+    sampling_rate: float
+    clipping_norm: float
+    metrics_norm: float
+    expected_batch_size: int
+    max_records: int
+    noise_multiplier: float | None
+    unit: PrivacyUnit
+
+
 def read_privacy(top: Table, work: Work, metrics_length: int) -> Privacy:
     """Read the privacy mode and its numbers, as the work allows them.
 
@@ -60,63 +75,58 @@ def read_privacy(top: Table, work: Work, metrics_length: int) -> Privacy:
             raise table.bad(key, f"must be absent for mode = {mode!r}{promise}")
     _check_combination(table, mode, work)
     counted = isinstance(work, Trees | Statistics | Evaluation)
-    clipping_norm = 0.0
-    if isinstance(work, Trees | Statistics | Evaluation):
-        if table.has("clipping_norm"):
-            raise table.bad("clipping_norm", "must be absent: this work knows its own bound")
-    else:
-        clipping_norm = table.number("clipping_norm", _POSITIVE)
-    metrics_norm = _read_metrics_norm(table, work, metrics_length)
+    clipping_norm = _read_clipping_norm(table, counted=counted)
+    norms = clipping_norm, _read_metrics_norm(table, work, metrics_length)
     if mode == NONE:
         if not counted and table.has("max_records"):
             raise table.bad("max_records", "must be absent for mode = 'none' but where sums count")
-        return NoPrivacy(
-            clipping_norm, metrics_norm, max_records=_read_most(table) if counted else 0
-        )
+        return NoPrivacy(*norms, max_records=_read_most(table) if counted else 0)
     if mode == SITE:
         table.choice("unit", ("site",), "site")
-        return SitePrivacy(*_read_target(table), clipping_norm, metrics_norm, _read_noise(table))
+        return SitePrivacy(*_read_target(table), *norms, _read_noise(table))
+    return _read_by_record(table, mode, norms, counted=counted)
+
+
+def _read_by_record(
+    table: Table, mode: str, norms: tuple[float, float], *, counted: bool
+) -> RecordPrivacy | LocalPrivacy:
+    """Read the modes whose unit is a record or a user, of norms C and C_m."""
     unit = _read_unit(table)
-    everyone = 1.0 if counted else None
     epsilon, delta_dp = _read_target(table)
     rate = Span(0, 1, open_low=True)
-    sampling_rate = (
-        table.number("sampling_rate", rate)
-        if everyone is None
-        else table.number("sampling_rate", rate, everyone)
-    )
-    max_records = _read_most(table)
-    batch = 0
-    if not counted:
-        batch = table.whole("expected_batch_size", Span(1, 10**9))
-    else:
+    if counted:
         _check_counted(table, unit)
+        sampling_rate, batch = table.number("sampling_rate", rate, 1.0), 0
+    else:
+        sampling_rate = table.number("sampling_rate", rate)
+        batch = table.whole("expected_batch_size", Span(1, 10**9))
+    shared: _Shared = {
+        "epsilon": epsilon,
+        "delta_dp": delta_dp,
+        "sampling_rate": sampling_rate,
+        "clipping_norm": norms[0],
+        "metrics_norm": norms[1],
+        "expected_batch_size": batch,
+        "max_records": _read_most(table),
+        "noise_multiplier": _read_noise(table),
+        "unit": unit,
+    }
     if mode == RECORD_LOCAL:
         return LocalPrivacy(
-            epsilon=epsilon,
-            delta_dp=delta_dp,
-            sampling_rate=sampling_rate,
-            clipping_norm=clipping_norm,
-            metrics_norm=metrics_norm,
-            expected_batch_size=batch,
-            max_records=max_records,
-            noise_multiplier=_read_noise(table),
+            **shared,
             update_norm=table.number("update_norm", _POSITIVE),
             epochs=table.number("epochs", _POSITIVE) if table.has("epochs") else 0.0,
-            unit=unit,
         )
-    return RecordPrivacy(
-        epsilon=epsilon,
-        delta_dp=delta_dp,
-        sampling_rate=sampling_rate,
-        clipping_norm=clipping_norm,
-        metrics_norm=metrics_norm,
-        expected_batch_size=batch,
-        max_records=max_records,
-        rounding=Rounding(table.choice("rounding", ("record", "sum"), "record")),
-        noise_multiplier=_read_noise(table),
-        unit=unit,
-    )
+    rounding = Rounding(table.choice("rounding", ("record", "sum"), "record"))
+    return RecordPrivacy(**shared, rounding=rounding)
+
+
+def _read_clipping_norm(table: Table, *, counted: bool) -> float:
+    if not counted:
+        return table.number("clipping_norm", _POSITIVE)
+    if table.has("clipping_norm"):
+        raise table.bad("clipping_norm", "must be absent: this work knows its own bound")
+    return 0.0
 
 
 def _check_counted(table: Table, unit: PrivacyUnit) -> None:
