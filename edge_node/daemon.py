@@ -178,11 +178,11 @@ class EdgeNode:
     async def _restore(self) -> None:
         """Take up jobs and attempts that an earlier process left, or close them."""
         self._desk.clear()
-        for job in self._store.open_jobs():
+        for job in self._store.jobs.unfinished():
             verdict = await self._judge(job, again=True)
             if verdict.accepted is None:
                 log.warning("job not taken up again", job=job.job_id, why=verdict.detail)
-                self._store.end_job(job.job_id, "failed")
+                self._store.jobs.end(job.job_id, "failed")
                 self._desk.forget(job.job_id)
             else:
                 self._participant.restore_job(verdict.accepted)
@@ -312,7 +312,7 @@ class EdgeNode:
 
     def _consider(self, command: ConsiderJob) -> JobJudged | None:
         offer = StoredJob(**vars(command.offer))
-        if self._store.job(offer.job_id) == offer and offer.job_id in self._accepted:
+        if self._store.jobs.find(offer.job_id) == offer and offer.job_id in self._accepted:
             return self._accepted[offer.job_id]
         if offer.job_id not in self._considering:
             self._considering.add(offer.job_id)
@@ -325,7 +325,7 @@ class EdgeNode:
         finally:
             self._considering.discard(offer.job_id)
         if verdict.accepted is not None:
-            self._store.put_job(offer)
+            self._store.jobs.put(offer)
         self.dispatch(verdict)
 
     async def _warm_up(self, job_id: str) -> None:
@@ -341,7 +341,7 @@ class EdgeNode:
             detail = "this site has no sealed manifest yet"
             return JobJudged(offer.job_id, None, Reason.POLICY, detail)
         try:
-            self._store.check_job(offer)
+            self._store.jobs.check(offer)
             job, local = await self._desk.accept(offer, manifest, self._fetch_app, again=again)
         except TrainerFailure as error:
             log.warning("app does not start", job=offer.job_id, detail=error.detail)
@@ -357,14 +357,14 @@ class EdgeNode:
         return self._accepted[offer.job_id]
 
     async def _fetch_app(self, sha256: bytes, size: int) -> bytes:
-        content = self._store.app(sha256)
+        content = self._store.jobs.app(sha256)
         if content is None:
             content = await fetch(self._link, sha256, size)
-            self._store.put_app(sha256, content)
+            self._store.jobs.put_app(sha256, content)
         return content
 
     def _finish_job(self, command: FinishJob) -> None:
-        self._store.end_job(command.job_id, command.state)
+        self._store.jobs.end(command.job_id, command.state)
         self._accepted.pop(command.job_id, None)
         training = self._trains.pop(command.job_id, None)
         if training is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from privacy.errors import UsageError
 
+_RECONCILE = "this site does no work until an administrator has run `edge-node reconcile`"
 _MAGIC = b"tgmirr1\0"
 _BODY = struct.Struct(">8s16sQ32s")
 _RECORD_BYTES = _BODY.size + 32
@@ -58,6 +59,36 @@ class Mirror:
         record = body + hashlib.sha256(body).digest()
         os.pwrite(self._descriptor, record, _SLOT_BYTES * (state.generation % 2))
         os.fdatasync(self._descriptor)
+
+    def check(self, found: MirrorState) -> None:
+        """Hold a database against what was recorded last; one that is ahead of it is in order.
+
+        Raises:
+            UsageError: It is another database, older than the mirror, or its ledger was edited.
+        """
+        state = self.read()
+        if state is None:
+            if found.generation:
+                raise UsageError(
+                    f"the mirror file {self.path} is missing or damaged, so this database"
+                    f" may be a restored backup; {_RECONCILE}"
+                )
+            return
+        if state.store_id != found.store_id:
+            raise UsageError(
+                f"the mirror file {self.path} belongs to another database: name another"
+                f" store.mirror_file, or, if this one was restored, {_RECONCILE}"
+            )
+        if found.generation < state.generation:
+            raise UsageError(
+                f"the database is at step {found.generation}, its mirror at {state.generation}: it"
+                f" was restored from an older copy; {_RECONCILE}"
+            )
+        if found.generation == state.generation and state.heads != found.heads:
+            raise UsageError(
+                f"the privacy ledger does not end where the mirror says: it was edited;"
+                f" {_RECONCILE}"
+            )
 
     def close(self) -> None:
         """Close the file."""

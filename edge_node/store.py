@@ -1,4 +1,4 @@
-"""Keep what a site must never forget: pins, one-time bundles, attempts, slots, ledger, jobs.
+"""Keep what a site must never forget: pins, one-time bundles, attempts, slots, ledger.
 
 Rules kept here (secure-aggregation.md, "Keys and bundles" and "Every step has one durable slot"):
 - one transaction a step: slot, at step 1 also the burnt serial and the attempt, at step 2 also the
@@ -6,7 +6,8 @@ Rules kept here (secure-aggregation.md, "Keys and bundles" and "Every step has o
   only then may the caller let bytes leave;
 - a slot is written once; the identical input finds it, a different one is refused;
 - secrets lie wrapped under the boot key, bound to their place; without it they are void.
-Not kept here: what a charge costs (`budget.py`), what a step means (`privacy.secagg.site`).
+Not kept here: jobs (`store_jobs.py`, in the same database), what a charge costs (`budget.py`), what
+a step means (`privacy.secagg.site`).
 One connection, used by one thread.
 """
 
@@ -15,20 +16,18 @@ import hashlib
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from edge_node.boot_key import BootKey
 from edge_node.mirror import Mirror, MirrorState
+from edge_node.store_jobs import JobStore
 from edge_node.store_schema import (
     StepRecord,
     StoredAttempt,
     StoredBundle,
-    StoredJob,
     StoredLedger,
-    StoredState,
     connect,
     make_private_folder,
     read_ledgers,
@@ -40,12 +39,17 @@ from tidegate.keys import write_private
 _LARGE_UPDATE_BYTES = 4 << 20
 """A larger update lies in a file of its own, so that the database's log stays small."""
 _FINGERPRINT_BYTES = 32
-_JOB_COLUMNS = "job_id, job_toml, app_sha256, app_size, vector_spec, encoding, evaluation_encoding"
-_RECONCILE = "this site does no work until an administrator has run `edge-node reconcile`"
 
 
 class Store:
-    """The site's database with its mirror and boot key."""
+    """The site's database with its mirror and boot key.
+
+    Attributes:
+        generation: Durable steps so far.
+        store_id: Names the database, for its mirror.
+        instance_id: Names the boot key under which secrets lie.
+        jobs: The accepted jobs.
+    """
 
     def __init__(
         self, path: Path, mirror_path: Path, boot: BootKey, *, reconcile: bool = False
@@ -68,6 +72,7 @@ class Store:
         make_private_folder(self._updates)
         self._large_updates = any(self._updates.iterdir())
         self._db = connect(path)
+        self.jobs = JobStore(self._db, self._transaction)
         self.generation = 0
         self._heads: dict[str, str] = {}
         self._mirror = Mirror(mirror_path)
@@ -88,7 +93,7 @@ class Store:
         self.generation = int.from_bytes(self._need("generation"), "big")
         self._heads = dict(self._db.execute("SELECT dataset_id, head FROM budgets").fetchall())
         if not reconcile:
-            self._check_mirror()
+            self._mirror.check(self._mirrored())
         if self._boot.fresh or self._meta("boot_check") != known:
             self.void_secrets()
             with self._transaction():
@@ -118,31 +123,6 @@ class Store:
             self.generation = max(self.generation, 0 if state is None else state.generation)
             self._next_generation()
         self._write_mirror()
-
-    def _check_mirror(self) -> None:
-        state = self._mirror.read()
-        if state is None:
-            if self.generation:
-                raise UsageError(
-                    f"the mirror file {self._mirror.path} is missing or damaged, so this database"
-                    f" may be a restored backup; {_RECONCILE}"
-                )
-            return
-        if state.store_id != self.store_id:
-            raise UsageError(
-                f"the mirror file {self._mirror.path} belongs to another database: name another"
-                f" store.mirror_file, or, if this one was restored, {_RECONCILE}"
-            )
-        if self.generation < state.generation:
-            raise UsageError(
-                f"the database is at step {self.generation}, its mirror at {state.generation}: it"
-                f" was restored from an older copy; {_RECONCILE}"
-            )
-        if self.generation == state.generation and state.heads != self._heads_digest():
-            raise UsageError(
-                f"the privacy ledger does not end where the mirror says: it was edited;"
-                f" {_RECONCILE}"
-            )
 
     def close(self) -> None:
         """Close database and mirror."""
@@ -388,95 +368,6 @@ class Store:
         """Give every ledger with its entries, oldest first."""
         return read_ledgers(self._db)
 
-    # --- jobs ------------------------------------------------------------------------------------
-
-    def check_job(self, job: StoredJob) -> None:
-        """Refuse an offer under the name of a job with other contents.
-
-        Raises:
-            PeerError: EQUIVOCATION.
-        """
-        known = self.job(job.job_id)
-        if known is not None and known != job:
-            raise PeerError(
-                Reason.EQUIVOCATION, f"job {job.job_id} was offered before with other contents"
-            )
-
-    def put_job(self, job: StoredJob) -> None:
-        """Keep an accepted offer.
-
-        Raises:
-            PeerError: EQUIVOCATION: the job is known with another offer.
-        """
-        self.check_job(job)
-        with self._transaction():
-            self._db.execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, 'accepted')"
-                " ON CONFLICT (job_id) DO UPDATE SET state = 'accepted'",
-                astuple(job),
-            )
-
-    def job(self, job_id: str) -> StoredJob | None:
-        """Give an accepted job."""
-        row = self._db.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE job_id = ?",  # noqa: S608 - a constant
-            (job_id,),
-        ).fetchone()
-        return None if row is None else StoredJob(*row)
-
-    def open_jobs(self) -> list[StoredJob]:
-        """Give the accepted jobs that have not ended."""
-        rows = self._db.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs"  # noqa: S608 - a constant
-            " WHERE state = 'accepted' ORDER BY rowid"
-        ).fetchall()
-        return [StoredJob(*row) for row in rows]
-
-    def put_app(self, sha256: bytes, content: bytes) -> None:
-        """Keep an app bundle, so that a restart needs no aggregator."""
-        with self._transaction():
-            self._db.execute("INSERT OR IGNORE INTO apps VALUES (?, ?)", (sha256, content))
-
-    def app(self, sha256: bytes) -> bytes | None:
-        """Give a kept app bundle, its digest checked again."""
-        row = self._db.execute("SELECT content FROM apps WHERE sha256 = ?", (sha256,)).fetchone()
-        if row is None or hashlib.sha256(row[0]).digest() != sha256:
-            return None
-        return bytes(row[0])
-
-    def put_app_state(self, job_id: str, state: StoredState) -> None:
-        """Keep which contents are a Flower app's state; the files are whole and synced by now."""
-        with self._transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO app_states VALUES (?, ?, ?, ?, ?, ?)",
-                (job_id, *astuple(state)),
-            )
-
-    def app_state(self, job_id: str) -> StoredState | None:
-        """Give what a Flower app remembers of a job; None before its first update."""
-        row = self._db.execute(
-            "SELECT round, version, purpose, before, after FROM app_states WHERE job_id = ?",
-            (job_id,),
-        ).fetchone()
-        return None if row is None else StoredState(*row)
-
-    def end_job(self, job_id: str, state: str) -> None:
-        """Mark a job as over, forget the secrets of its attempts and what its app remembers."""
-        with self._transaction():
-            self._db.execute("DELETE FROM app_states WHERE job_id = ?", (job_id,))
-            self._db.execute("UPDATE jobs SET state = ? WHERE job_id = ?", (state, job_id))
-            self._db.execute(
-                "DELETE FROM apps WHERE sha256 NOT IN"
-                " (SELECT app_sha256 FROM jobs WHERE state = 'accepted')"
-            )
-            self._db.execute(
-                "DELETE FROM slots WHERE ctx IN (SELECT ctx FROM attempts WHERE job_id = ?)",
-                (job_id,),
-            )
-            self._db.execute(
-                "UPDATE attempts SET secrets = NULL, state = 'dead' WHERE job_id = ?", (job_id,)
-            )
-
     # --- inside ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -502,10 +393,11 @@ class Store:
         self._set_meta("generation", self.generation.to_bytes(8, "big"))
 
     def _write_mirror(self) -> None:
-        self._mirror.write(MirrorState(self.store_id, self.generation, self._heads_digest()))
+        self._mirror.write(self._mirrored())
 
-    def _heads_digest(self) -> bytes:
-        return _digest_of(tuple(sorted(self._heads.items())))
+    def _mirrored(self) -> MirrorState:
+        heads = _digest_of(tuple(sorted(self._heads.items())))
+        return MirrorState(self.store_id, self.generation, heads)
 
     def _update_path(self, ctx: bytes) -> Path:
         return self._updates / f"{ctx.hex()}.update"

@@ -61,7 +61,7 @@ class AppStates:
         Raises:
             UsageError: The file is missing or damaged.
         """
-        row = self._store.app_state(job_id)
+        row = self._store.jobs.app_state(job_id)
         if row is None:
             return b""
         again = (row.round, row.version, row.purpose) == (key.round, key.version, key.purpose)
@@ -74,7 +74,7 @@ class AppStates:
         digests = await asyncio.to_thread(self._write, change)
         key = change.key
         row = StoredState(key.round, key.version, key.purpose, *digests)
-        self._store.put_app_state(change.job_id, row)
+        self._store.jobs.put_app_state(change.job_id, row)
         self._tidy(change.job_id)
 
     def forget(self, job_id: str) -> None:
@@ -111,7 +111,7 @@ class AppStates:
         return content
 
     def _tidy(self, job_id: str) -> None:
-        row = self._store.app_state(job_id)
+        row = self._store.jobs.app_state(job_id)
         kept = () if row is None else (row.before, row.after)
         named = {self._path(job_id, each[1:]) for each in kept if each.startswith(_DIGEST)}
         for path in self._folder.glob(f"{job_id}@*"):

@@ -338,7 +338,7 @@ def test_a_known_job_id_with_another_app_or_a_weaker_plan_is_refused_during_and_
             job_id = await live.submit(job_toml(rounds=30, **JOB))
             await live.watch(job_id, until=lambda job: job.round >= 2)
             site = sites[0]
-            offer = site.store.job(job_id)
+            offer = site.store.jobs.find(job_id)
             plan = EncodingPlan.from_bytes(offer.encoding)
             weaker = replace(plan, noise_variance=plan.noise_variance // 4).to_bytes()
             changes = ({"app_sha256": b"x" * 32}, {"encoding": weaker})

@@ -99,10 +99,10 @@ def test_rounds_go_on_with_the_exact_state_after_kills_of_daemon_and_trainer(tmp
             site.start()
             job = await live.watch(job_id)
             for _ in range(500):  # the site hears of the end a moment later
-                if site.store.app_state(job_id) is None:
+                if site.store.jobs.app_state(job_id) is None:
                     break
                 await asyncio.sleep(0.02)
-            assert site.store.app_state(job_id) is None
+            assert site.store.jobs.app_state(job_id) is None
             return job, await live.export(job_id), ledger(site)
 
     before = {child.pid for child in psutil.Process().children(recursive=True)}

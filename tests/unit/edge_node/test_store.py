@@ -324,16 +324,16 @@ JOB = StoredJob("job-1", b"toml", b"a" * 32, 3, b"spec", b"plan")
 
 def test_an_accepted_job_is_found_again_until_it_ends(site):
     store = site.open()
-    store.put_job(JOB)
+    store.jobs.put(JOB)
     with pytest.raises(PeerError) as caught:
-        store.put_job(StoredJob("job-1", b"other", b"a" * 32, 3, b"spec", b"plan"))
+        store.jobs.put(StoredJob("job-1", b"other", b"a" * 32, 3, b"spec", b"plan"))
     assert caught.value.reason is Reason.EQUIVOCATION
     store.close()
     store = site.open()
-    assert store.open_jobs() == [JOB]
+    assert store.jobs.unfinished() == [JOB]
     begin(store)
-    store.end_job("job-1", "finished")
-    assert store.open_jobs() == []
+    store.jobs.end("job-1", "finished")
+    assert store.jobs.unfinished() == []
     assert store.live_attempts() == []
     assert store.slots(CTX) == {}
     store.close()
@@ -343,13 +343,13 @@ def test_an_app_is_kept_by_its_digest_while_a_job_needs_it(store):
     import hashlib
 
     digest = hashlib.sha256(b"app").digest()
-    store.put_app(digest, b"app")
-    store.put_app(b"w" * 32, b"not what it is called")
-    store.put_job(StoredJob("job-1", b"toml", digest, 3, b"spec", b"plan"))
-    assert store.app(digest) == b"app"
-    assert store.app(b"w" * 32) is None
-    store.end_job("job-1", "finished")
-    assert store.app(digest) is None
+    store.jobs.put_app(digest, b"app")
+    store.jobs.put_app(b"w" * 32, b"not what it is called")
+    store.jobs.put(StoredJob("job-1", b"toml", digest, 3, b"spec", b"plan"))
+    assert store.jobs.app(digest) == b"app"
+    assert store.jobs.app(b"w" * 32) is None
+    store.jobs.end("job-1", "finished")
+    assert store.jobs.app(digest) is None
 
 
 def test_the_database_is_closed_to_others_and_open_files_are_refused(site):
@@ -433,7 +433,7 @@ def test_the_members_of_the_last_sum_outlive_restart_and_job(site, store):
     begin(store, b"e" * 32, 2)
     store.commit_step(step(4, b"e" * 32, sum_of=("job-1", SURVIVORS)))
     store.erase(CTX)
-    store.end_job("job-1", "finished")
+    store.jobs.end("job-1", "finished")
     again = site.open()
     assert again.last_sum("job-1") == frozenset(SURVIVORS)
     assert again.last_sum("job-2") is None

@@ -54,7 +54,7 @@ def test_the_first_call_begins_with_nothing_and_a_round_moves_the_state_once(pla
 def test_jobs_do_not_see_each_other(place):
     keep(place, 1, b"", b"one")
     keep(place, 1, b"", b"other", "job-12")
-    place.store.end_job("job-1", "finished")
+    place.store.jobs.end("job-1", "finished")
     place.states.forget("job-1")
     assert begin(place, 2, "job-12") == b"other"
     assert begin(place, 2) == b""
@@ -77,7 +77,7 @@ def test_a_crash_before_the_row_leaves_the_old_state(place, monkeypatch):
         raise OSError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(place.store, "put_app_state", crash)
+        patched.setattr(place.store.jobs, "put_app_state", crash)
         with pytest.raises(OSError, match="killed"):
             keep(place, 2, b"one", b"two")
     assert len(files(place)) == 2
@@ -101,7 +101,7 @@ def test_a_crash_after_the_row_has_the_new_state(place, monkeypatch):
 
 def test_a_state_that_does_not_change_is_not_written_again(place, monkeypatch):
     keep(place, 1, b"", b"one")
-    monkeypatch.setattr(place.store, "put_app_state", lambda *_: pytest.fail("written"))
+    monkeypatch.setattr(place.store.jobs, "put_app_state", lambda *_: pytest.fail("written"))
     keep(place, 2, b"one", b"one")
     assert begin(place, 2) == b"one"
     assert begin(place, 3) == b"one"

@@ -86,8 +86,8 @@ def test_it_trains_evaluates_and_remembers_over_crashes_of_trainer_and_daemon(tm
         work = place.round(job, app)
         assert await counted(work, 5) == pytest.approx(4, abs=0.01)
         await work.stop()
-        place.store.end_job("job-1", "finished")
-        assert place.store.app_state("job-1") is None
+        place.store.jobs.end("job-1", "finished")
+        assert place.store.jobs.app_state("job-1") is None
 
     run(scenario())
 
@@ -286,7 +286,7 @@ def refused(tmp_path, trainer, purpose="train", most=100):
     work = FlowerRound(make_job(), trainer, place.states, most)
     with pytest.raises(PeerError) as caught:
         asyncio.run(work.make_update(ask(1, purpose)))
-    assert place.store.app_state("job-1") is None, "a refused reply moves no state"
+    assert place.store.jobs.app_state("job-1") is None, "a refused reply moves no state"
     return caught.value.reason
 
 
