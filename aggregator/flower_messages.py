@@ -21,11 +21,6 @@ def to_record(arrays: Mapping[str, NDArray[np.floating]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
-def from_record(record: ArrayRecord) -> dict[str, NDArray[np.floating]]:
-    """Unpack what a strategy gives back."""
-    return {name: array.numpy() for name, array in record.items()}
-
-
 def as_float32(record: ArrayRecord) -> dict[str, NDArray[np.float32]]:
     """Unpack a model as it is broadcast: every array float32.
 

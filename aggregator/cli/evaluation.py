@@ -27,7 +27,7 @@ def evaluate(  # noqa: PLR0913 - an argument for each option
     *,
     folder: Annotated[Path, typer.Option("--app", help="The job's app folder, unchanged.")],
     epsilon: Annotated[float, typer.Option(help="Epsilon of this one release.")] = 0.0,
-    delta: Annotated[float, typer.Option(help="Its delta.")] = 1e-6,
+    delta_dp: Annotated[float, typer.Option(help="Its delta.")] = 1e-6,
     dataset: Annotated[str, typer.Option(help="Data set; default: the one of the job.")] = "",
     mode: Annotated[str, typer.Option(help="record-distributed or none.")] = RECORD_DISTRIBUTED,
     sampling_rate: Annotated[float, typer.Option(help="Share of records, by secret coins.")] = 1.0,
@@ -40,7 +40,8 @@ def evaluate(  # noqa: PLR0913 - an argument for each option
     session: Session = context.obj
     if mode != NONE and epsilon <= 0:
         raise UsageError("--epsilon must be given: what may this release cost each record?")
-    request = EvaluationRequest(job_id, dataset, mode, epsilon, delta, sampling_rate, max_records)
+    terms = (mode, epsilon, delta_dp, sampling_rate, max_records)
+    request = EvaluationRequest(job_id, dataset, *terms)
     with (
         operator_api(session.folder()) as api,
         tempfile.TemporaryDirectory(prefix="tidegate-") as scratch,

@@ -211,5 +211,5 @@ def test_a_reply_is_one_that_strategies_take():
     assert isinstance(reply.content["arrays"], ArrayRecord)
     assert dict(reply.content["metrics"]) == {"num-examples": 1, "auc": 0.5}
     np.testing.assert_array_equal(
-        flower_messages.from_record(reply.content["arrays"])["x"], arrays["x"]
+        flower_messages.as_float32(reply.content["arrays"])["x"], arrays["x"]
     )
