@@ -11,13 +11,11 @@ import pytest
 from safetensors.numpy import load
 
 from edge_node import enrol
-from edge_node.budget import budget_lines
 from edge_node.lock import FolderLock
-from edge_node.store_schema import connect, read_ledgers
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan
 from tests.support.live_aggregator import RECORD, LiveAggregator, job_toml
-from tests.support.live_site import FakeTrainer, LiveSite
+from tests.support.live_site import FakeTrainer, LiveSite, budgets, market
 from tidegate.v1 import operator_pb2 as pb
 
 JOB = {"privacy": RECORD, "target": 5}
@@ -33,34 +31,8 @@ def fake_trainer(monkeypatch):
     monkeypatch.setattr(FakeTrainer, "fail_next", 0)
 
 
-@asynccontextmanager
-async def market(folder, count=5, **options):
-    live = LiveAggregator(folder / "aggregator")
-    await live.start()
-    sites = []
-    try:
-        for number in range(count):
-            site = LiveSite(folder, f"bank-{number + 1}", **options)
-            await site.enrol(live)
-            sites.append(site)
-        live.sites = sites
-        await live.seal()
-        for site in sites:
-            site.start()
-        yield live, sites
-    finally:
-        for site in sites:
-            await site.stop()
-        live.sites = []
-        await live.stop()
-
-
 def charges(site):
-    database = connect(site.config.database, read_only=True)
-    try:
-        (line,) = budget_lines(site.site_id, read_ledgers(database))
-    finally:
-        database.close()
+    (line,) = budgets(site)
     return line
 
 

@@ -11,9 +11,9 @@ from safetensors.numpy import load
 
 from edge_node.trainer.frames import METRICS
 from privacy.accounting.chain import TIER_NONE
-from tests.integration.test_edge_node import charges, market, run
+from tests.integration.test_edge_node import charges, run
 from tests.support.live_aggregator import SPEC, job_toml
-from tests.support.live_site import FakeTrainer
+from tests.support.live_site import FakeTrainer, market
 
 METRICS_TOML = b"""
 [[metrics]]

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-from contextlib import asynccontextmanager
 
 import grpc
 import numpy as np
@@ -18,10 +17,8 @@ from aggregator.cli.statistics_job import (
     statistics_submission,
 )
 from aggregator.cli.submission import requests_of
-from edge_node.budget import budget_lines
-from edge_node.store_schema import connect, read_ledgers
-from tests.support.live_aggregator import LiveAggregator, app_bundle
-from tests.support.live_site import LiveSite
+from tests.support.live_aggregator import app_bundle
+from tests.support.live_site import budgets, market
 from tidegate import pki
 from tidegate.schema import Column, Schema
 from tidegate.v1 import operator_pb2 as pb
@@ -59,30 +56,16 @@ def table(number, rows=ROWS):
     }
 
 
-@asynccontextmanager
-async def market(folder, tables, *, consent=True):
-    live = LiveAggregator(folder / "aggregator")
-    await live.start()
-    sites = []
-    try:
-        for number, rows in enumerate(tables):
-            site = LiveSite(folder, f"bank-{number + 1}")
-            np.savez(site.folder / "rows.npz", **rows)
-            policy = site.folder / "policy.toml"
-            words = "allow_statistics = true\n" if consent else ""
-            policy.write_text(f"{words}{policy.read_text()}alpha = 24\n")
-            await site.enrol(live)
-            sites.append(site)
-        live.sites = sites
-        await live.seal()
-        for site in sites:
-            site.start()
-        yield live, sites
-    finally:
-        for site in sites:
-            await site.stop()
-        live.sites = []
-        await live.stop()
+def surveyed(folder, tables, *, consent=True):
+    """Run sites with these tables, one each, and a policy on statistics."""
+
+    def prepare(site, number):
+        np.savez(site.folder / "rows.npz", **tables[number])
+        policy = site.folder / "policy.toml"
+        words = "allow_statistics = true\n" if consent else ""
+        policy.write_text(f"{words}{policy.read_text()}alpha = 24\n")
+
+    return market(folder, len(tables), prepare)
 
 
 def request(mode="record-distributed", max_records=1000):
@@ -103,14 +86,6 @@ async def summary_of(live, job_id):
     return read_summary(answer.job_toml, chunks)
 
 
-def charges(site):
-    database = connect(site.config.database, read_only=True)
-    try:
-        return budget_lines(site.site_id, read_ledgers(database))
-    finally:
-        database.close()
-
-
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 90))
 
@@ -119,14 +94,14 @@ def test_statistics_with_privacy_are_charged_once_and_near_the_truth(tmp_path):
     tables = [table(number) for number in range(5)]
 
     async def scenario():
-        async with market(tmp_path, tables) as (live, sites):
+        async with surveyed(tmp_path, tables) as (live, sites):
             job_id = await submit(live, statistics_submission(request()))
             job = await live.watch(job_id)
             assert (job.state, job.round, job.detail) == ("finished", 1, "")
             found = await summary_of(live, job_id)
             assert job.metrics["records_error"] == pytest.approx(found.noise_std, rel=1e-5)
             assert job.metrics["records"] == pytest.approx(found.records.value, rel=1e-5)
-            return found, [charges(site) for site in sites]
+            return found, [budgets(site) for site in sites]
 
     found, ledgers = run(scenario())
     for (line,) in ledgers:
@@ -144,7 +119,7 @@ def test_statistics_without_privacy_are_exact_even_where_sites_are_empty(tmp_pat
     tables = [table(0), table(1, 0), table(2, 1), table(3), table(4)]
 
     async def scenario():
-        async with market(tmp_path, tables) as (live, _):
+        async with surveyed(tmp_path, tables) as (live, _):
             job_id = await submit(live, statistics_submission(request("none")))
             assert (await live.watch(job_id)).state == "finished"
             return await summary_of(live, job_id)
@@ -166,7 +141,7 @@ def test_a_site_refuses_statistics_without_consent_or_with_more_rows_than_allowe
     async def scenario(folder, why, **options):
         limit = options.pop("max_records", 1000)
         tables = [table(number, 20) for number in range(5)]
-        async with market(folder, tables, **options) as (live, _):
+        async with surveyed(folder, tables, **options) as (live, _):
             job_id = await submit(live, statistics_submission(request(max_records=limit)))
             job = await live.watch(job_id)
             assert (job.state, job.round) == ("failed", 0)
@@ -182,7 +157,7 @@ def test_statistics_that_bring_an_app_are_refused_at_submission(tmp_path):
     submission = dataclasses.replace(statistics_submission(request()), app=app_bundle())
 
     async def scenario():
-        async with market(tmp_path, [table(number, 5) for number in range(5)]) as (live, _):
+        async with surveyed(tmp_path, [table(number, 5) for number in range(5)]) as (live, _):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await submit(live, submission)
             return caught.value.details()
@@ -208,7 +183,7 @@ def test_the_command_line_shows_numbers_and_writes_scaling(tmp_path):
     assert read_columns(columns) == SCHEMA
 
     async def scenario():
-        async with market(tmp_path, [table(number) for number in range(5)]) as (live, _):
+        async with surveyed(tmp_path, [table(number) for number in range(5)]) as (live, _):
             operator = operator_folder(live, tmp_path / "operator")
 
             def call(*words):

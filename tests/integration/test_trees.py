@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -10,10 +9,7 @@ from safetensors.numpy import load
 
 from aggregator.cli.submission import prepare, requests_of
 from benchmarks.tree_consortium import run_job
-from edge_node.budget import budget_lines
-from edge_node.store_schema import connect, read_ledgers
-from tests.support.live_aggregator import LiveAggregator
-from tests.support.live_site import LiveSite
+from tests.support.live_site import budgets, market
 from tests.support.tree_jobs import DP, LEVELS, NAMES, NO_DP, TABLES, sites, table, trees_toml
 from tidegate import appbundle
 from tidegate.jobfile import JobFile
@@ -24,32 +20,11 @@ from tidegate.v1 import operator_pb2 as pb
 ROWS = table(1500)
 
 
-@asynccontextmanager
-async def market(folder):
-    live = LiveAggregator(folder / "aggregator")
-    await live.start()
-    members = []
-    try:
-        for number in range(5):
-            site = LiveSite(folder, f"bank-{number + 1}")
-            rows = ROWS[number::5]
-            np.savez(
-                site.folder / "rows.npz", **{name: rows[:, at] for at, name in enumerate(NAMES)}
-            )
-            policy = site.folder / "policy.toml"
-            policy.write_text(f"{policy.read_text()}alpha = 12\n")
-            await site.enrol(live)
-            members.append(site)
-        live.sites = members
-        await live.seal()
-        for site in members:
-            site.start()
-        yield live, members
-    finally:
-        for site in members:
-            await site.stop()
-        live.sites = []
-        await live.stop()
+def prepare_site(site, number):
+    rows = ROWS[number::5]
+    np.savez(site.folder / "rows.npz", **{name: rows[:, at] for at, name in enumerate(NAMES)})
+    policy = site.folder / "policy.toml"
+    policy.write_text(f"{policy.read_text()}alpha = 12\n")
 
 
 def submission_of(folder, toml):
@@ -70,23 +45,15 @@ async def grow(live, submission):
     return job, TreeModel.from_tensors(load(b"".join(chunks)))
 
 
-def charges(site):
-    database = connect(site.config.database, read_only=True)
-    try:
-        return budget_lines(site.site_id, read_ledgers(database))
-    finally:
-        database.close()
-
-
 def test_levels_without_privacy_and_tables_with_it(tmp_path):
     plain = submission_of(tmp_path / "plain", trees_toml(LEVELS, NO_DP))
     private = submission_of(tmp_path / "private", trees_toml(TABLES, DP))
     assert plain.app == private.app == appbundle.EMPTY
 
     async def scenario():
-        async with market(tmp_path) as (live, members):
+        async with market(tmp_path, prepare=prepare_site) as (live, members):
             found = [await grow(live, plain), await grow(live, private)]
-            return found, [charges(site) for site in members]
+            return found, [budgets(site) for site in members]
 
     found, ledgers = asyncio.run(asyncio.wait_for(scenario(), 90))
     (job, model), (private_job, noised) = found

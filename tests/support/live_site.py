@@ -5,16 +5,19 @@ else (enrolment, store, mirror, ledger, session, masks, uploads) is the daemon's
 """
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import numpy as np
 
 from edge_node import enrol, service
+from edge_node.budget import budget_lines
 from edge_node.config import load_config
 from edge_node.daemon import EdgeNode
 from edge_node.lock import FolderLock
 from edge_node.policy_file import load_policy
+from edge_node.store_schema import connect, read_ledgers
 from edge_node.trainer.trainer import TrainerFailure
-from tests.support.live_aggregator import app_bundle
+from tests.support.live_aggregator import LiveAggregator, app_bundle
 from tidegate import appbundle, tokens
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.keys import fingerprint, load_key, spki_der
@@ -143,6 +146,47 @@ class LiveSite:
         self.task = None
         self.store.close()
         self.lock.release()
+
+
+def budgets(site):
+    """Give a site's budgets as its ledger has them: one line for each data set."""
+    database = connect(site.config.database, read_only=True)
+    try:
+        return budget_lines(site.site_id, read_ledgers(database))
+    finally:
+        database.close()
+
+
+@asynccontextmanager
+async def market(folder, count=5, prepare=None, **options):
+    """Run an aggregator and sites around a test.
+
+    Args:
+        folder: Where all of them live.
+        count: How many sites.
+        prepare: Called with each site and its number before it is enrolled, or None.
+        options: Of `LiveSite`.
+    """
+    live = LiveAggregator(folder / "aggregator")
+    await live.start()
+    sites = []
+    try:
+        for number in range(count):
+            site = LiveSite(folder, f"bank-{number + 1}", **options)
+            if prepare is not None:
+                prepare(site, number)
+            await site.enrol(live)
+            sites.append(site)
+        live.sites = sites
+        await live.seal()
+        for site in sites:
+            site.start()
+        yield live, sites
+    finally:
+        for site in sites:
+            await site.stop()
+        live.sites = []
+        await live.stop()
 
 
 class _TlsKey:
