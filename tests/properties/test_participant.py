@@ -4,10 +4,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_node import commands as ec
-from tests.support.site_simulation import SimAggregator, SimSite
+from tests.support.site_simulation import NAMES, SimAggregator, SimSite
 from tidegate import messages as m
 
-NAMES = [f"bank-{letter}" for letter in "abcde"]
 STEPS = st.sampled_from(["shares", "upload", "u3", "unmask"])
 LOSSES = st.dictionaries(st.sampled_from(NAMES), STEPS, max_size=3)
 SITE = st.sampled_from(NAMES)

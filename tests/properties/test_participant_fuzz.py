@@ -16,11 +16,10 @@ from privacy.errors import PeerError
 from privacy.pipeline import Mode
 from privacy.secagg.messages import AttemptContext
 from tests.support.encoding_plans import make_plan
-from tests.support.site_simulation import PLAN, SimAggregator
+from tests.support.site_simulation import NAMES, PLAN, SimAggregator
 from tests.support.wire_messages import aggregator_messages
 from tidegate import messages as m
 
-NAMES = [f"bank-{letter}" for letter in "abcde"]
 PLANS = {"private": PLAN, "plain": make_plan(Mode.NONE, gradient=5, metrics=0)}
 N_FRAMES = 5
 CLOSES_THE_SESSION = (m.Welcome,)

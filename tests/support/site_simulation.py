@@ -33,6 +33,7 @@ from tidegate import messages as m
 from tidegate.keys import EcdsaSigner, make_key
 from tidegate.manifest import Manifest, make_member, seal
 
+NAMES = [f"bank-{letter}" for letter in "abcde"]
 NOW_S = 1_800_000_000.0
 PLAN = make_plan(Mode.RECORD_DISTRIBUTED, gradient=5, metrics=0)
 OPERATOR = EcdsaSigner(make_key())
@@ -306,6 +307,11 @@ class SimAggregator:
             ServerConfig(P256, roster.context, roster.bundles, roster.plan, self.manifest.pinned())
         )
         return _Run(self, attempt, roster.context.digest(), lose).go()
+
+
+def updates_of(aggregator):
+    """Give each site's update that is ready, by name."""
+    return {n: s.ready["job-1"][1].copy() for n, s in aggregator.sites.items() if s.ready}
 
 
 class _Run:
