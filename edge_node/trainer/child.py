@@ -124,9 +124,10 @@ class TrainerChild:
                     break
                 await asyncio.sleep(_END_POLL_S)
         finally:
-            if self._process.poll() is None:  # it hangs before the sandbox: in an import, say
+            if self._process.poll() is None:  # it hangs before the sandbox, or we are cancelled
                 self._process.kill()
-        return self._process.wait()
+            status = self._process.wait()
+        return status
 
     def _failure(self, frame: dict[str, Any]) -> TrainerFailure | UsageError:
         detail = str(frame.get("detail", ""))
