@@ -56,6 +56,12 @@ class Phase(StrEnum):
     OVER = "over"
 
 
+FIRST_PAUSE_S = 0.25
+"""Seconds before the same cohort is tried again after an abort; doubles with each try."""
+
+_MOST_DOUBLINGS = 20
+
+
 class SiteState(StrEnum):
     """What a site does in this round; the words of the operator API."""
 
@@ -108,6 +114,8 @@ class Round:
     _deadline_s: float | None = None
     _late: bool = False
     _cohort: frozenset[Fingerprint] = frozenset()
+    _aborted_cohort: frozenset[Fingerprint] = frozenset()
+    _pause_until_s: float | None = None
     _last_failure: str = ""
 
     def begin(self, sites: Iterable[Fingerprint], now_s: float) -> list[RoundCommand]:
@@ -142,7 +150,10 @@ class Round:
         """Return when to send ``DeadlinePassed`` if nothing comes; None if never."""
         if self.phase is Phase.EXCHANGE and self._attempt is not None:
             return self._attempt.next_deadline_s()
-        return self._deadline_s if self.phase is Phase.GATHER and not self._late else None
+        if self.phase is not Phase.GATHER:
+            return None
+        due = [self._pause_until_s, None if self._late else self._deadline_s]
+        return min((time_s for time_s in due if time_s is not None), default=None)
 
     def handle(self, event: RoundEvent, now_s: float) -> list[RoundCommand]:
         """Take one event and give the commands it leads to, to be carried out in order.
@@ -238,6 +249,9 @@ class Round:
             return []
         ready, training = self._in(SiteState.READY), self._in(SiteState.TRAINING)
         if may_cut(ready, training, self.config.rule, late=self._late):
+            if self._pause_until_s is not None and ready == self._aborted_cohort:
+                return []
+            self._pause_until_s = None
             self.phase = Phase.OPENING
             self._number += 1
             self._tries += 1
@@ -287,6 +301,11 @@ class Round:
         self._last_failure = f"attempt {self._number} was aborted: {end.reason}: {end.message}"
         if self._tries >= self.config.max_tries:
             return [over, *self._fail(end.reason, self._last_failure)]
+        # The same sites would most likely refuse again: leave them, or one that is missing, some
+        # time. Another set of sites is tried at once.
+        self._aborted_cohort = self._cohort
+        pause_s = FIRST_PAUSE_S * 2 ** min(self._tries - 1, _MOST_DOUBLINGS)
+        self._pause_until_s = now_s + min(pause_s, self.config.rule.deadline_s)
         return [over, *self._gather(now_s)]
 
     def _lose_absent(self, now_s: float) -> list[RoundCommand]:
@@ -303,7 +322,10 @@ class Round:
             return []
         if self.phase is Phase.EXCHANGE:
             return self._exchange(Tick(), now_s)
-        self._late = True
+        if self._pause_until_s is not None and now_s >= self._pause_until_s:
+            self._pause_until_s = None
+        if self._deadline_s is not None and now_s >= self._deadline_s:
+            self._late = True
         return self._cut(now_s)
 
     # --- small things -----------------------------------------------------------------------------

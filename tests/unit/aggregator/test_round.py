@@ -175,7 +175,42 @@ def test_abort_trains_anew_and_takes_the_next_number():
     assert world.ended == [r.AttemptOver(1, Reason.BELOW_THRESHOLD, "3 sites are left")]
     assert sorted(world.trained) == sorted(SITES)
     world.ready(*SITES)
+    pass_pause(world)
     assert [opened.attempt for opened in world.opened] == [1, 2]
+
+
+def pass_pause(world):
+    """Let the pause before the same cohort's next try go by."""
+    world.now_s = world.round.next_deadline_s()
+    world.feed(r.DeadlinePassed())
+
+
+def test_the_same_cohort_is_tried_again_after_a_pause_that_grows_to_the_deadline():
+    world = World(tries=20, deadline_s=2.0)
+    pauses = []
+    for number in range(1, 9):
+        world.ready(*SITES)
+        assert len(world.opened) == number
+        attempt = world.open()
+        abort(attempt)
+        tick(world, attempt)
+        world.ready(*SITES)
+        assert len(world.opened) == number  # not at once, however ready they are
+        pauses.append(world.round.next_deadline_s() - world.now_s)
+        pass_pause(world)
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_another_cohort_is_tried_at_once():
+    world = World(target=4)
+    world.ready(*SITES[:4])
+    attempt = world.open()
+    abort(attempt)
+    tick(world, attempt)
+    world.ready(*SITES[:4])
+    assert len(world.opened) == 1
+    world.ready(SITES[4])
+    assert world.opened[-1].cohort == tuple(sorted(SITES))
 
 
 def test_numbers_go_on_after_those_that_were_durable_before_a_crash():
@@ -186,8 +221,10 @@ def test_numbers_go_on_after_those_that_were_durable_before_a_crash():
 
 def test_tries_are_capped_with_the_reason():
     world = World(tries=2)
-    for _ in range(2):
+    for number in (1, 2):
         world.ready(*SITES)
+        if number == 2:
+            pass_pause(world)
         attempt = world.open()
         abort(attempt)
         tick(world, attempt)
