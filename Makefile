@@ -63,7 +63,7 @@ test: lint types contracts unit ## Run everything that CI runs.
 
 # As modules of this folder: an installed package has the name benchmarks too.
 bench: export PYTHONSAFEPATH :=
-bench: dev data ## Run the benchmarks behind README's table (about twenty minutes).
+bench: dev data ## Run the benchmarks behind README's table (about half an hour).
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.credit --seeds 3 --data $(DATA_WHEEL)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rounds --sites 5 --rounds 60 --peer
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory
@@ -71,6 +71,7 @@ bench: dev data ## Run the benchmarks behind README's table (about twenty minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.trainer_overhead
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.trees --federation --data $(DATA_WHEEL)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.linear --data $(DATA_WHEEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.record_local --seeds 3 --data $(DATA_WHEEL)
 
 clean: ## Remove what the targets made.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist tidegate-demo
