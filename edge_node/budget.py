@@ -104,6 +104,8 @@ class BudgetLine:
     """One line of ``edge-node budget``: what is spent and left of one budget.
 
     Attributes:
+        used_share: Share of all that the budget can carry that is used: what tells how many more
+            such jobs there is room for, which epsilon, spent unevenly, does not.
         by_tier: How many charges each tier has, by the words of the ledger.
     """
 
@@ -114,6 +116,7 @@ class BudgetLine:
     delta_dp: float
     spent_epsilon: float
     left_epsilon: float
+    used_share: float
     charges: int
     by_tier: dict[str, int]
 
@@ -294,6 +297,7 @@ def budget_lines(site_id: str, ledgers: Iterable[StoredLedger]) -> list[BudgetLi
                     delta_dp=budget.delta_dp,
                     spent_epsilon=tally.spent_epsilon,
                     left_epsilon=tally.remaining,
+                    used_share=tally.used_share,
                     charges=state.sequence,
                     by_tier=by_tier,
                 )

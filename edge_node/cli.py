@@ -8,6 +8,7 @@ What is heavy (grpc, torch's libraries) is imported only where a command needs i
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -209,7 +210,7 @@ def _print_budgets(lines: "list[BudgetLine]") -> None:
         typer.echo("no privacy budget has been used on this site yet")
         return
     table = Table(title="Privacy budgets of this site", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("data set", "unit", "spent ε", "left ε", "of ε", "δ", "charges", "tiers"):
+    for name in ("data set", "unit", "used", "spent ε", "left ε", "of ε", "δ", "charges", "tiers"):
         justify: Literal["left", "right"] = "left" if name in ("data set", "tiers") else "right"
         # Ids and numbers that are cut would mislead; only the tiers wrap.
         table.add_column(name, justify=justify, no_wrap=name != "tiers", overflow="fold")
@@ -217,6 +218,7 @@ def _print_budgets(lines: "list[BudgetLine]") -> None:
         table.add_row(
             line.dataset_id,
             line.unit,
+            f"{line.used_share:.1%}" if math.isfinite(line.used_share) else "no DP",
             f"{line.spent_epsilon:.4f}",
             f"{line.left_epsilon:.4f}",
             f"{line.epsilon:g}",

@@ -200,6 +200,18 @@ class Tally:
         return float(rdp_to_epsilon(rdp_A, (self.budget.alpha,), delta_dp, tv)[0])
 
     @property
+    def used_share(self) -> float:
+        """Share of what the budget can carry that is used, 0 to 1 and above where it is overdrawn.
+
+        Epsilon is not spent evenly: its first part is a constant of the conversion at the budget's
+        order, so that a first small release shows as much of epsilon and as little of this.
+        """
+        if self.no_dp_steps:
+            return math.inf
+        limit = self.budget.limit_units(self.tv_units)
+        return self.rdp_units / limit if limit > 0 else math.inf
+
+    @property
     def remaining(self) -> float:
         """Epsilon left; 0 once a release without differential privacy was made."""
         return max(0.0, self.budget.epsilon - self.spent_epsilon)

@@ -1,4 +1,4 @@
-"""Mode site over real sites: whole updates clipped, noised, summed, and charged once a round each."""
+"""Mode site over real sites: whole updates clipped, noised, summed, charged once a round each."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_a_site_job_trains_with_noise_and_is_charged_once_a_round(tmp_path):
     # Every coordinate of every update is -0.001 a step: the noise is far above it, and no more.
     assert np.isfinite(moved_D).all()
     assert 0.001 < moved_D.std() < 2.0
-    assert all(0 < site.epsilon for site in job.sites)
+    assert all(site.epsilon > 0 for site in job.sites)
 
 
 def test_a_site_that_does_not_allow_the_mode_refuses_it_by_name(tmp_path):

@@ -119,6 +119,16 @@ def test_exactly_the_predicted_number_of_steps_fits(q, z, epsilon):
         Tally(budget).charge(replace(event, steps=fits + 1))
 
 
+def test_the_used_share_grows_evenly_to_one_while_epsilon_begins_with_a_leap():
+    steps = Tally(RECORD).steps_that_fit(STEP)
+    shares = [Tally(RECORD).after(replace(STEP, steps=n)).used_share for n in (1, 2, steps)]
+    assert shares[1] == pytest.approx(2 * shares[0], rel=1e-9)
+    assert shares[2] == pytest.approx(steps * shares[0], rel=1e-6)
+    assert 1 - shares[0] < shares[2] <= 1
+    assert Tally(RECORD).after(STEP).spent_epsilon / RECORD.epsilon > 5 * shares[0]
+    assert Tally(RECORD, no_dp_steps=1).used_share == math.inf
+
+
 def test_a_charge_that_meets_the_limit_exactly_fits_and_one_unit_more_does_not():
     one = Tally(RECORD).after(STEP).rdp_units
     limit = RECORD.limit_units(Tally(RECORD).after(STEP).tv_units)
