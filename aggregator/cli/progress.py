@@ -84,8 +84,10 @@ def _headline(job: JobStatus) -> Text:
     if job.metrics and job.mode != NONE:
         text.append("  (noised, averaged over rounds)", style="dim")
     if job.rounds_per_s > 0:
-        left_s = (job.rounds - job.round) / job.rounds_per_s
-        text.append(f"   {job.rounds_per_s:.1f} rounds/s  ETA {left_s:.0f} s")
+        text.append(f"   {job.rounds_per_s:.1f} rounds/s")
+        if job.state == "running":
+            left_s = (job.rounds - job.round) / job.rounds_per_s
+            text.append(f"  ETA {left_s:.0f} s")
     if job.tier.startswith(TIER_CONDITIONAL):
         text.append(f"\nepsilon is the app's word: {job.tier}", style="bold yellow")
     if job.mode == NONE:
