@@ -36,7 +36,8 @@ def run_app_program(
     """
     try:
         done = subprocess.run(  # noqa: S603 - our own module, no shell parses the arguments
-            [sys.executable, "-B", "-m", *program],
+            # Safe path: a file of the folder we stand in must not pass for a module of ours.
+            [sys.executable, "-P", "-B", "-m", *program],
             capture_output=True,
             text=True,
             errors="replace",

@@ -173,7 +173,8 @@ class Consortium:
         config = self.folder / "aggregator" / "aggregator.toml"
         with config.open("a") as file:
             file.write("keep_last_uploads = true\n")  # for the report's "what the aggregator saw"
-        self._start("aggregator", [sys.executable, "-m", "aggregator", "--config", str(config)])
+        program = [sys.executable, "-P", "-m", "aggregator", "--config", str(config)]
+        self._start("aggregator", program)
         addresses = self.folder / "aggregator" / "addresses.json"
         self._wait("aggregator to listen", addresses.exists)
 

@@ -154,7 +154,7 @@ def up(
     if not config.is_file():
         raise UsageError(f"{config} does not exist: make one with `tidegate init`")
     sys.stdout.flush()
-    program = [sys.executable, "-m", "aggregator", "--config", str(config)]
+    program = [sys.executable, "-P", "-m", "aggregator", "--config", str(config)]
     os.execv(sys.executable, program)  # noqa: S606 - our own module, no shell
 
 
