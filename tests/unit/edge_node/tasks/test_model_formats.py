@@ -157,3 +157,19 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(
     assert status == 2
     assert why in said.err
     assert not (tmp_path / name).exists()
+
+
+def test_a_file_that_computes_something_else_is_not_left_behind(tmp_path, convert, monkeypatch):
+    def wrong(_program, columns, _names, out):
+        out.write_bytes(b"not what was asked for")
+        return torch.full((len(columns[0]),), 7.0)
+
+    monkeypatch.setattr(model_formats, "_write_torch_export", wrong)
+    status, said = convert(write_files(tmp_path, "m.pt2", TASK + PREDICT))
+    assert status == 2
+    assert "another result" in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "app",
+        "job.toml",
+        "model.safetensors",
+    ]
