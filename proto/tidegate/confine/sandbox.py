@@ -126,8 +126,11 @@ class Sandbox:
 
     @property
     def loopback(self) -> bool:
-        """Return whether several processes can talk by a network that is only theirs."""
-        return self._progress.loopback
+        """Return whether several processes can talk by a network that is only theirs.
+
+        They meet at a file, so their ``/tmp`` must be theirs alone as well.
+        """
+        return self._progress.loopback and self._progress.jailed
 
     def seal(self) -> SandboxReport:
         """Install the system call filter on all threads and say what is in force.

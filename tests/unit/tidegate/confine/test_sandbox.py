@@ -15,8 +15,8 @@ from edge_node.trainer.frames import STEPS
 from edge_node.trainer.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
 from tests.support.trainer_apps import LINEAR, make_trainer, write_app
-from tidegate.confine import start
-from tidegate.confine.sandbox import SandboxMode, SandboxReport
+from tidegate.confine import sandbox, start
+from tidegate.confine.sandbox import SandboxMode, SandboxPlan, SandboxReport
 
 ALL = SandboxReport(network=True, filesystem=True, process=True, memory=True, syscalls=True)
 
@@ -290,3 +290,10 @@ def test_the_supervisor_stays_light():
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     assert subprocess.run([sys.executable, "-I", "-B", "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("jailed", [True, False])
+def test_ranks_have_no_network_of_their_own_without_files_of_their_own(jailed):
+    # They meet at a file: in the machine's own /tmp anybody could have put it there.
+    progress = sandbox._Progress(loopback=True, jailed=jailed)
+    assert sandbox.Sandbox(SandboxPlan("/app", 64), progress).loopback is jailed
