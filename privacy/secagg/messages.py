@@ -152,13 +152,22 @@ class DealtShares:
 class DeliveredShare:
     """Step 2, aggregator to site: what one member of U2 dealt, cut down to this recipient.
 
-    ``ciphertext_hashes`` lets the recipient recompute the signed hash over all ciphertexts.
+    Attributes:
+        sender: The dealer.
+        ciphertext: Both shares for this recipient.
+        self_seed: The dealer's commitment to its self-mask seed.
+        self_share: Its commitment to this recipient's share of that seed.
+        mask_share: Its commitment to this recipient's share of the mask seed.
+        path: From this recipient's leaf to the root that the dealer signed (``merkle``).
+        signature: The dealer's, on ("share", rh, root, commitment to b).
     """
 
     sender: Fingerprint
     ciphertext: bytes
-    ciphertext_hashes: tuple[bytes, ...]
-    commitments: ShareCommitments
+    self_seed: bytes
+    self_share: bytes
+    mask_share: bytes
+    path: tuple[bytes, ...]
     signature: bytes
 
 

@@ -32,6 +32,7 @@ from privacy.secagg.commands import (
     UnmaskSum,
     UploadCompleted,
 )
+from privacy.secagg.merkle import MerkleTree
 from privacy.secagg.messages import (
     AbortRequest,
     AbortSignature,
@@ -96,7 +97,7 @@ class ServerAttempt:
         self._out: set[int] = set()
         self._culprits: list[Fingerprint] = []
         self._dealt: dict[int, DealtShares] = {}
-        self._hashes: dict[int, tuple[bytes, ...]] = {}
+        self._trees: dict[int, MerkleTree] = {}
         self._uploads: dict[int, bytes] = {}
         self._survivors: tuple[int, ...] = ()
         self._votes: dict[int, bytes] = {}
@@ -197,7 +198,7 @@ class ServerAttempt:
             _check_same(self._dealt.get(index), message)
             return []
         self._check_due(Phase.SHARE_KEYS, self._alive, index)
-        self._hashes[index] = server_steps.check_dealt(
+        self._trees[index] = server_steps.check_dealt(
             self.cohort, self._config.suite, self._config.pinned, message
         )
         self._dealt[index] = message
@@ -331,7 +332,7 @@ class ServerAttempt:
         return excluded + self._enter(
             Phase.MASKED_UPDATE,
             self._dealt,
-            lambda i: ShareDelivery(ctx, server_steps.deliver(self._dealt, self._hashes, i)),
+            lambda i: ShareDelivery(ctx, server_steps.deliver(self._dealt, self._trees, i)),
             now_s,
         )
 

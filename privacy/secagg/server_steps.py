@@ -10,6 +10,7 @@ from privacy.secagg import shamir, statements
 from privacy.secagg.cohort import Cohort
 from privacy.secagg.encoding import Label
 from privacy.secagg.keys import Suite
+from privacy.secagg.merkle import MerkleTree
 from privacy.secagg.messages import (
     DealtShares,
     DeliveredShare,
@@ -30,11 +31,11 @@ _HASH_BYTES = 32
 
 def check_dealt(
     cohort: Cohort, suite: Suite, pinned: Mapping[Fingerprint, bytes], dealt: DealtShares
-) -> tuple[bytes, ...]:
+) -> MerkleTree:
     """Check what a site dealt as far as the aggregator can: shape and signature.
 
     Returns:
-        The hash of each ciphertext, by recipient's index.
+        The signed tree, which holds each recipient's path.
 
     Raises:
         PeerError: MALFORMED, a count or a size; BAD_SIGNATURE.
@@ -50,24 +51,31 @@ def check_dealt(
     hashes_of_shares = (*commitments.self_shares, *commitments.mask_shares)
     if any(len(value) != _HASH_BYTES for value in (commitments.self_seed, *hashes_of_shares)):
         raise PeerError(Reason.MALFORMED, f"{cohort.name(index)}: a commitment is mis-sized")
-    hashes = tuple(map(statements.ciphertext_hash, dealt.ciphertexts))
-    statement = statements.share_statement(
-        cohort.rh, statements.ciphertexts_hash(hashes), commitments
-    )
+    tree = statements.share_tree(cohort.indices, dealt.ciphertexts, commitments)
+    statement = statements.share_statement(cohort.rh, tree.root, commitments.self_seed)
     suite.verify(pinned[dealt.sender], dealt.signature, statement)
-    return hashes
+    return tree
 
 
 def deliver(
-    dealt: Mapping[int, DealtShares], hashes: Mapping[int, tuple[bytes, ...]], recipient: int
+    dealt: Mapping[int, DealtShares], trees: Mapping[int, MerkleTree], recipient: int
 ) -> tuple[DeliveredShare, ...]:
-    """Cut what every other member of U2 dealt down to one recipient."""
+    """Cut what every other member of U2 dealt down to one recipient.
+
+    Args:
+        dealt: U2, by index, ascending.
+        trees: From ``check_dealt``, by the same indices.
+        recipient: Its index.
+    """
+    at = recipient - 1
     return tuple(
         DeliveredShare(
             sender=one.sender,
-            ciphertext=one.ciphertexts[recipient - 1],
-            ciphertext_hashes=hashes[index],
-            commitments=one.commitments,
+            ciphertext=one.ciphertexts[at],
+            self_seed=one.commitments.self_seed,
+            self_share=one.commitments.self_shares[at],
+            mask_share=one.commitments.mask_shares[at],
+            path=trees[index].path(at),
             signature=one.signature,
         )
         for index, one in dealt.items()

@@ -261,9 +261,7 @@ class SiteAttempt:
         cohort = admit(roster, self._config, self._own_bundle, self._now_s)
         self._state.join(cohort)
         dealing = self._state.keys.dealing
-        message = statements.share_statement(
-            cohort.rh, statements.ciphertexts_hash(dealing.hashes()), dealing.commitments
-        )
+        message = statements.share_statement(cohort.rh, dealing.root, dealing.commitments.self_seed)
 
         def finish(signature: bytes) -> slots.SharesSlot:
             return slots.SharesSlot(digest, roster, signature)

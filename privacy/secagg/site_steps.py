@@ -15,6 +15,7 @@ from privacy.secagg import graph, shamir, statements
 from privacy.secagg.cohort import Cohort
 from privacy.secagg.encoding import Label
 from privacy.secagg.keys import AgreementKey, BundleSecrets, Suite, hkdf
+from privacy.secagg.merkle import root_of_path
 from privacy.secagg.messages import (
     DeliveredShare,
     Fingerprint,
@@ -62,15 +63,12 @@ class SharePair:
 
 @dataclass(frozen=True)
 class Dealing:
-    """What a site deals in step 1, and the pair of shares it keeps."""
+    """What a site deals in step 1, the root it signs, and the pair of shares it keeps."""
 
     ciphertexts: tuple[bytes, ...]
     commitments: ShareCommitments
+    root: bytes
     kept: SharePair
-
-    def hashes(self) -> tuple[bytes, ...]:
-        """Return the hash of each ciphertext, by recipient's index."""
-        return tuple(map(statements.ciphertext_hash, self.ciphertexts))
 
 
 class SiteCrypto:
@@ -104,8 +102,9 @@ class SiteCrypto:
             _commitments(Label.SELF_SHARE_COMMITMENT, rh, i, self_shares),
             _commitments(Label.MASK_SHARE_COMMITMENT, rh, i, mask_shares),
         )
+        root = statements.share_tree(cohort.indices, ciphertexts, commitments).root
         kept = SharePair(self_shares[i - 1], mask_shares[i - 1])
-        return Dealing(tuple(ciphertexts), commitments, kept)
+        return Dealing(tuple(ciphertexts), commitments, root, kept)
 
     def open_delivery(
         self, shares: Mapping[int, DeliveredShare], pinned: Mapping[Fingerprint, bytes]
@@ -157,28 +156,20 @@ class SiteCrypto:
         self, j: int, share: DeliveredShare, pinned: Mapping[Fingerprint, bytes]
     ) -> SharePair:
         cohort, i, dealer = self._cohort, self._me, self._cohort.members[j - 1]
-        hashes, commitments = share.ciphertext_hashes, share.commitments
-        counts = {len(hashes), len(commitments.self_shares), len(commitments.mask_shares)}
-        if counts != {cohort.n}:
-            raise DealerError(Reason.MALFORMED, f"{cohort.name(j)} dealt not n shares", dealer)
-        if hashes[i - 1] != statements.ciphertext_hash(share.ciphertext):
-            raise DealerError(
-                Reason.BAD_SHARE, f"ciphertext of {cohort.name(j)} is not the signed one", dealer
-            )
-        statement = statements.share_statement(
-            cohort.rh, statements.ciphertexts_hash(hashes), commitments
-        )
+        leaf = statements.share_leaf(i, share.ciphertext, share.self_share, share.mask_share)
         try:
+            root = root_of_path(leaf, i - 1, cohort.n, share.path)
+            statement = statements.share_statement(cohort.rh, root, share.self_seed)
             self._suite.verify(pinned[dealer], share.signature, statement)
         except PeerError as error:
-            raise DealerError(error.reason, str(error.args[0]), dealer) from error
+            message = f"what {cohort.name(j)} dealt is not what it signed: {error.args[0]}"
+            raise DealerError(error.reason, message, dealer) from error
         pair = self._decrypt(j, share.ciphertext)
         for label, value, committed in (
-            (Label.SELF_SHARE_COMMITMENT, pair.self_share, commitments.self_shares),
-            (Label.MASK_SHARE_COMMITMENT, pair.mask_share, commitments.mask_shares),
+            (Label.SELF_SHARE_COMMITMENT, pair.self_share, share.self_share),
+            (Label.MASK_SHARE_COMMITMENT, pair.mask_share, share.mask_share),
         ):
-            expected = statements.share_commitment(label, cohort.rh, j, i, value)
-            if expected != committed[i - 1]:
+            if statements.share_commitment(label, cohort.rh, j, i, value) != committed:
                 raise DealerError(
                     Reason.BAD_SHARE, f"share of {cohort.name(j)} misses its commitment", dealer
                 )

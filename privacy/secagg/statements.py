@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable
 
 from privacy.secagg.encoding import SIGNED_PREFIX, Label, enc, hash_of
+from privacy.secagg.merkle import MerkleTree
 from privacy.secagg.messages import Bundle, DeliveredShare, ShareCommitments, SignedBundle
 
 
@@ -15,11 +16,12 @@ def bundle_statement(bundle: Bundle) -> bytes:
     return SIGNED_PREFIX + bundle.body()
 
 
-def share_statement(rh: bytes, ciphertexts_hash: bytes, commitments: ShareCommitments) -> bytes:
-    """Return what a dealer signs in step 1: ("share", rh, H(ciphertexts), commitments)."""
-    return SIGNED_PREFIX + enc(
-        Label.SHARE_STATEMENT, rh, ciphertexts_hash, commitments_hash(commitments)
-    )
+def share_statement(rh: bytes, root: bytes, self_seed_commitment: bytes) -> bytes:
+    """Return what a dealer signs in step 1: ("share", rh, Merkle root, H("b", ...)).
+
+    The root (``share_tree``) covers every ciphertext and every commitment to a share.
+    """
+    return SIGNED_PREFIX + enc(Label.SHARE_STATEMENT, rh, root, self_seed_commitment)
 
 
 def survivor_statement(
@@ -51,21 +53,25 @@ def ciphertext_hash(ciphertext: bytes) -> bytes:
     return hash_of(Label.CIPHERTEXT, ciphertext)
 
 
-def ciphertexts_hash(hashes: Iterable[bytes]) -> bytes:
-    """Hash a dealer's ciphertexts through their hashes, so a recipient needs only its own."""
-    return hash_of(Label.CIPHERTEXTS, *hashes)
+def share_leaf(recipient: int, ciphertext: bytes, self_share: bytes, mask_share: bytes) -> bytes:
+    """Hash what one recipient is dealt: its index, ciphertext and both commitments: 32 bytes."""
+    return hash_of(Label.SHARE_LEAF, recipient, ciphertext_hash(ciphertext), self_share, mask_share)
 
 
-def commitments_hash(commitments: ShareCommitments) -> bytes:
-    """Hash all commitments of a dealer: 32 bytes."""
-    return hash_of(
-        Label.COMMITMENTS,
-        commitments.self_seed,
-        len(commitments.self_shares),
-        *commitments.self_shares,
-        len(commitments.mask_shares),
-        *commitments.mask_shares,
+def share_tree(
+    recipients: Iterable[int], ciphertexts: Iterable[bytes], commitments: ShareCommitments
+) -> MerkleTree:
+    """Return the tree over a dealer's leaves, one a recipient, the dealer itself included.
+
+    Args:
+        recipients: Indices, ascending; ciphertexts and commitments go by them.
+        ciphertexts: The dealer's own is empty.
+        commitments: Of the same length.
+    """
+    dealt = zip(
+        recipients, ciphertexts, commitments.self_shares, commitments.mask_shares, strict=True
     )
+    return MerkleTree(tuple(share_leaf(*one) for one in dealt))
 
 
 def self_seed_commitment(rh: bytes, owner: int, self_seed: bytes) -> bytes:
@@ -96,8 +102,11 @@ def delivery_digest(shares: Iterable[tuple[int, DeliveredShare]]) -> bytes:
             enc(
                 index,
                 share.ciphertext,
-                ciphertexts_hash(share.ciphertext_hashes),
-                commitments_hash(share.commitments),
+                share.self_seed,
+                share.self_share,
+                share.mask_share,
+                len(share.path),
+                *share.path,
             )
         )
     return digest.digest()

@@ -371,10 +371,11 @@ class Federation:
         from privacy.secagg.server_steps import deliver
 
         chosen = {i: d for i, d in sorted(dealt.items()) if only is None or i in only}
-        hashes = {
-            i: tuple(map(statements.ciphertext_hash, d.ciphertexts)) for i, d in chosen.items()
+        trees = {
+            i: statements.share_tree(range(1, self.n + 1), d.ciphertexts, d.commitments)
+            for i, d in chosen.items()
         }
-        return ShareDelivery(self.context.digest(), deliver(chosen, hashes, to))
+        return ShareDelivery(self.context.digest(), deliver(chosen, trees, to))
 
     def upload_all(self, dealt=None) -> dict[int, object]:
         dealt = dealt or self.deal_all()

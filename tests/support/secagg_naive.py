@@ -162,6 +162,44 @@ def polynomial_shares(secret: bytes, seed: bytes, kind: str, rh: bytes, owner: i
     ]
 
 
+def halves(leaves):
+    """Split as RFC 6962 does: the left half is the largest power of two below the length."""
+    split = 1
+    while 2 * split < len(leaves):
+        split *= 2
+    return leaves[:split], leaves[split:]
+
+
+def tree_top(leaves) -> bytes:
+    if len(leaves) == 1:
+        return leaves[0]
+    left, right = halves(leaves)
+    return digest("share-node", tree_top(left), tree_top(right))
+
+
+def tree_path(leaves, at) -> list[bytes]:
+    if len(leaves) == 1:
+        return []
+    left, right = halves(leaves)
+    if at < len(left):
+        return [*tree_path(left, at), tree_top(right)]
+    return [*tree_path(right, at - len(left)), tree_top(left)]
+
+
+def dealt_leaves(recipients, ciphertexts, self_shares, mask_shares) -> list[bytes]:
+    return [
+        digest("share-leaf", j, digest("ciphertext", text), b_share, m_share)
+        for j, text, b_share, m_share in zip(
+            recipients, ciphertexts, self_shares, mask_shares, strict=True
+        )
+    ]
+
+
+def dealt_root(recipients, ciphertexts, self_shares, mask_shares) -> bytes:
+    leaves = dealt_leaves(recipients, ciphertexts, self_shares, mask_shares)
+    return digest("share-root", len(leaves), tree_top(leaves))
+
+
 def interpolate(shares: dict[int, bytes]) -> bytes:
     total = 0
     for x, share in shares.items():

@@ -55,6 +55,7 @@ configs = settings.map(lambda values: flower_config.encode(flower_config.Message
 index_sets = st.sets(st.integers(1, 200), min_size=1, max_size=8).map(lambda s: tuple(sorted(s)))
 site_sets = st.lists(hashes, min_size=2, max_size=COHORT, unique=True).map(sorted)
 hash_rows = st.lists(hashes, min_size=COHORT, max_size=COHORT).map(tuple)
+paths = st.lists(hashes, min_size=1, max_size=8).map(tuple)
 commitments = st.builds(ShareCommitments, hashes, hash_rows, hash_rows)
 
 
@@ -163,7 +164,11 @@ def rosters(draw):
 def share_deliveries(draw):
     shares = [
         DeliveredShare(
-            sender, draw(ciphertexts), draw(hash_rows), draw(commitments), draw(signatures)
+            sender,
+            draw(ciphertexts),
+            *(draw(hashes) for _ in range(3)),
+            draw(paths),
+            draw(signatures),
         )
         for sender in draw(site_sets)
     ]

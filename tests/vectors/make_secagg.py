@@ -83,6 +83,30 @@ def shamir() -> dict:
     }
 
 
+def merkle() -> dict:
+    """Vectors of the tree over a dealer's leaves: roots, and what must lead to another one."""
+    good = []
+    for recipients in ((1,), (1, 2), (1, 2, 3), (1, 2, 3, 4, 5), tuple(range(3, 16, 2))):
+        texts, b_shares, m_shares = (
+            [naive.digest(name, j) for j in recipients] for name in ("text", "b", "m")
+        )
+        leaves = naive.dealt_leaves(recipients, texts, b_shares, m_shares)
+        good.append(
+            {
+                "recipients": recipients,
+                "ciphertexts": [text.hex() for text in texts],
+                "self_shares": [value.hex() for value in b_shares],
+                "mask_shares": [value.hex() for value in m_shares],
+                "root": naive.dealt_root(recipients, texts, b_shares, m_shares).hex(),
+                "paths": [
+                    [node.hex() for node in naive.tree_path(leaves, at)]
+                    for at in range(len(recipients))
+                ],
+            }
+        )
+    return {"good": good}
+
+
 def keys() -> dict:
     """Vectors of key derivation on P-256, and points to refuse."""
     x, y = naive.G
@@ -135,6 +159,7 @@ def main() -> None:
             for bits in (8, 20, 31, 32)
         ],
         "shamir": shamir(),
+        "merkle": merkle(),
         "keys": keys(),
     }
     text = json.dumps(vectors, indent=1, ensure_ascii=True) + "\n"

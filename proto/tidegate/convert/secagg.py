@@ -96,14 +96,10 @@ def dealt_shares_from_wire(
 
 
 def share_delivery_from_wire(message: pb.ShareDelivery, limits: Limits) -> ShareDelivery:
-    """Take the shares dealt by the other members: one entry a dealer, all of one cohort size."""
+    """Take the shares dealt by the other members: one entry a dealer."""
     bounds.count(message.shares, limits.max_sites, "share_delivery.shares")
-    size = bounds.count(
-        message.shares[0].ciphertext_hashes,
-        limits.max_sites,
-        "share_delivery.shares.ciphertext_hashes",
-    )
-    shares = tuple(_delivered_from_wire(entry, size) for entry in message.shares)
+    longest = (limits.max_sites - 1).bit_length()
+    shares = tuple(_delivered_from_wire(entry, longest) for entry in message.shares)
     if len({share.sender for share in shares}) != len(shares):
         raise malformed("share_delivery.shares.sender", "must not name a site twice")
     return ShareDelivery(bounds.sha256(message.ctx, "share_delivery.ctx"), shares)
@@ -202,13 +198,16 @@ def _plan_from_wire(message: pb.CohortPlan, limits: Limits) -> CohortPlan:
     )
 
 
-def _delivered_from_wire(message: pb.DeliveredShare, size: int) -> DeliveredShare:
+def _delivered_from_wire(message: pb.DeliveredShare, longest: int) -> DeliveredShare:
     name = "share_delivery.shares"
+    steps = bounds.count(message.path, longest, f"{name}.path")
     return DeliveredShare(
         sender=bounds.sha256(message.sender, f"{name}.sender"),
         ciphertext=bounds.fixed(message.ciphertext, SHARE_CIPHERTEXT_BYTES, f"{name}.ciphertext"),
-        ciphertext_hashes=_hashes(message.ciphertext_hashes, size, f"{name}.ciphertext_hashes"),
-        commitments=_commitments(message.commitments, size, f"{name}.commitments"),
+        self_seed=bounds.sha256(message.self_seed, f"{name}.self_seed"),
+        self_share=bounds.sha256(message.self_share, f"{name}.self_share"),
+        mask_share=bounds.sha256(message.mask_share, f"{name}.mask_share"),
+        path=_hashes(message.path, steps, f"{name}.path"),
         signature=bounds.signature(message.signature, f"{name}.signature"),
     )
 
@@ -331,8 +330,10 @@ def share_delivery_to_wire(delivery: ShareDelivery) -> pb.ShareDelivery:
         pb.DeliveredShare(
             sender=share.sender,
             ciphertext=share.ciphertext,
-            ciphertext_hashes=share.ciphertext_hashes,
-            commitments=_commitments_to_wire(share.commitments),
+            self_seed=share.self_seed,
+            self_share=share.self_share,
+            mask_share=share.mask_share,
+            path=share.path,
             signature=share.signature,
         )
         for share in delivery.shares

@@ -105,18 +105,22 @@ class DealtShares(_message.Message):
     def __init__(self, ctx: _Optional[bytes] = ..., ciphertexts: _Optional[_Iterable[bytes]] = ..., commitments: _Optional[_Union[ShareCommitments, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class DeliveredShare(_message.Message):
-    __slots__ = ("sender", "ciphertext", "ciphertext_hashes", "commitments", "signature")
+    __slots__ = ("sender", "ciphertext", "self_seed", "self_share", "mask_share", "path", "signature")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     CIPHERTEXT_FIELD_NUMBER: _ClassVar[int]
-    CIPHERTEXT_HASHES_FIELD_NUMBER: _ClassVar[int]
-    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
+    SELF_SEED_FIELD_NUMBER: _ClassVar[int]
+    SELF_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MASK_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     sender: bytes
     ciphertext: bytes
-    ciphertext_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    commitments: ShareCommitments
+    self_seed: bytes
+    self_share: bytes
+    mask_share: bytes
+    path: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    def __init__(self, sender: _Optional[bytes] = ..., ciphertext: _Optional[bytes] = ..., ciphertext_hashes: _Optional[_Iterable[bytes]] = ..., commitments: _Optional[_Union[ShareCommitments, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, sender: _Optional[bytes] = ..., ciphertext: _Optional[bytes] = ..., self_seed: _Optional[bytes] = ..., self_share: _Optional[bytes] = ..., mask_share: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ShareDelivery(_message.Message):
     __slots__ = ("ctx", "shares")

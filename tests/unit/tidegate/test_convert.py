@@ -110,8 +110,8 @@ VALID = {
             ctx=HASH,
             shares=[
                 secagg_pb2.DeliveredShare(
-                    sender=s, ciphertext=CIPHERTEXT, ciphertext_hashes=[HASH] * 3,
-                    commitments=commitments(), signature=SIGNATURE,
+                    sender=s, ciphertext=CIPHERTEXT, self_seed=HASH, self_share=HASH,
+                    mask_share=HASH, path=[HASH] * 3, signature=SIGNATURE,
                 )
                 for s in (SITE, OTHER)
             ],
@@ -284,8 +284,12 @@ WRONG = [
     Wrong("share_delivery", "shares", []),
     Wrong("share_delivery", "shares.1.sender", SITE),
     Wrong("share_delivery", "shares.0.ciphertext", b""),
-    Wrong("share_delivery", "shares.1.ciphertext_hashes", [HASH] * 2),
-    Wrong("share_delivery", "shares.0.commitments.mask_shares", [HASH] * 4),
+    Wrong("share_delivery", "shares.1.path", [HASH] * 4, BIG),
+    Wrong("share_delivery", "shares.1.path", []),
+    Wrong("share_delivery", "shares.1.path", [HASH, HASH[:-1]]),
+    Wrong("share_delivery", "shares.0.self_seed", b""),
+    Wrong("share_delivery", "shares.0.self_share", HASH + b"x"),
+    Wrong("share_delivery", "shares.0.mask_share", HASH[:-1]),
     Wrong("survivor_set", "dealt", []),
     Wrong("survivor_set", "dealt", [1, 1, 2]),
     Wrong("survivor_set", "dealt", [2, 1]),

@@ -40,10 +40,9 @@ def run(change, kind, gone=None):
 def resign(federation, dealt):
     """Sign what a cheating dealer made, with its own key: the signature is good."""
     site = federation.site(CHEAT)
-    hashes = [statements.ciphertext_hash(ciphertext) for ciphertext in dealt.ciphertexts]
-    statement = statements.share_statement(
-        site.attempt.cohort.rh, statements.ciphertexts_hash(hashes), dealt.commitments
-    )
+    cohort = site.attempt.cohort
+    tree = statements.share_tree(cohort.indices, dealt.ciphertexts, dealt.commitments)
+    statement = statements.share_statement(cohort.rh, tree.root, dealt.commitments.self_seed)
     return replace(dealt, signature=site.key.sign(statement))
 
 

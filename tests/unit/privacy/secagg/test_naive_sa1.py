@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from privacy.secagg.keys import P256
 from tests.support import secagg_naive as naive
 from tests.support.secagg_harness import Federation
 
@@ -66,3 +67,9 @@ def test_dealt_shares_are_those_of_the_naive_one():
             nonce = i.to_bytes(4, "big") + j.to_bytes(4, "big") + bytes(4)
             expected = AESGCM(key).encrypt(nonce, both, naive.encode(rh, i, j))
             assert dealt[i].ciphertexts[j - 1] == expected
+        root = naive.dealt_root(
+            range(1, 6), dealt[i].ciphertexts, commitments.self_shares, commitments.mask_shares
+        )
+        body = naive.encode("share", rh, root, commitments.self_seed)
+        spki = federation.pinned[federation.members[i - 1]]
+        P256.verify(spki, dealt[i].signature, b"tidegate/sa/1 signature\x00" + body)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import PeerError
-from privacy.secagg import shamir
+from privacy.secagg import shamir, statements
 from privacy.secagg.encoding import Label, dec, enc
 from privacy.secagg.keys import P256, BundleSecrets, hkdf, make_bundle
+from privacy.secagg.merkle import root_of_path
+from privacy.secagg.messages import ShareCommitments
 from privacy.secagg.prg import keystream
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "secagg.json").read_text())
@@ -72,6 +74,24 @@ def test_shamir_refuses(vector):
     shares = {int(x): bytes.fromhex(share) for x, share in vector["shares"].items()}
     with pytest.raises(PeerError, match="bad-share"):
         shamir.combine(shares, 1)
+
+
+@pytest.mark.parametrize(
+    "vector", VECTORS["merkle"]["good"], ids=lambda v: str(len(v["recipients"]))
+)
+def test_share_tree(vector):
+    recipients = vector["recipients"]
+    texts, self_shares, mask_shares = (
+        tuple(map(bytes.fromhex, vector[name]))
+        for name in ("ciphertexts", "self_shares", "mask_shares")
+    )
+    commitments = ShareCommitments(bytes(32), self_shares, mask_shares)
+    tree = statements.share_tree(recipients, texts, commitments)
+    assert tree.root.hex() == vector["root"]
+    for at, path in enumerate(vector["paths"]):
+        assert [node.hex() for node in tree.path(at)] == path
+        opened = root_of_path(tree.leaves[at], at, len(recipients), tree.path(at))
+        assert opened.hex() == vector["root"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["keys"]["good"], ids=lambda v: v["seed"][:8])
