@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export PYTHONSAFEPATH := 1
 
-.PHONY: help venv dev data demo test lint types contracts proto unit bench clean
+.PHONY: help venv dev data demo test lint types contracts proto unit fuzz bench clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -59,6 +59,10 @@ proto: dev ## Generate the protobuf code anew.
 unit: dev ## Run the tests only.
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 $(PYTEST_ARGS)
 
+fuzz: export PYTHONSAFEPATH :=
+fuzz: dev ## Search for a frame that breaks an attempt; FUZZ_ARGS="-max_total_time=600".
+	$(BIN)/python -m tests.fuzz.fuzz_frames $(or $(FUZZ_ARGS),-max_total_time=60)
+
 test: lint types contracts unit ## Run everything that CI runs.
 
 # As modules of this folder: an installed package has the name benchmarks too.
@@ -68,6 +72,7 @@ bench: dev data ## Run the benchmarks behind README's table (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.rounds --sites 5 --rounds 60 --peer
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.memory
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.encode
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.secagg
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.trainer_overhead
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.trees --federation --data $(DATA_WHEEL)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.linear --data $(DATA_WHEEL)

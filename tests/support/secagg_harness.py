@@ -62,7 +62,7 @@ def secrets_of(name: str, serial: int) -> SiteSecrets:
 
 
 @lru_cache(maxsize=4096)
-def signed_bundle(suite: Suite, name: str, serial: int, consortium: str = "C") -> SignedBundle:
+def signed_bundle(suite: Suite, name: str, serial: int, consortium: str = "c") -> SignedBundle:
     key = signer(suite.name, name)
     bundle = make_bundle(
         suite,
@@ -216,7 +216,7 @@ class Federation:
         self.members = sorted(keys)
         floor = 2 * n // 3 + 1
         n_min = floor if min_survivors is None else min_survivors
-        self.context = AttemptContext(suite.name, "C", seed("manifest"), "job-1", 1, 7, attempt)
+        self.context = AttemptContext(suite.name, "c", seed("manifest"), "job-1", 1, 7, attempt)
         self.bundles = tuple(signed_bundle(suite, name, serial) for name in self.names)
         self.plan = CohortPlan(
             b"encoding",

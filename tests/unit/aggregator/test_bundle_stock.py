@@ -17,7 +17,7 @@ def key(name):
 
 
 def stock(target=4, *sites):
-    made = BundleStock(P256, "C", target)
+    made = BundleStock(P256, "c", target)
     for site in sites or ("a",):
         made.connect(key(site).fingerprint, signed_bundle(P256, site, 1).bundle.instance_id)
     return made

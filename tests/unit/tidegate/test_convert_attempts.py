@@ -6,7 +6,6 @@ from privacy.secagg import commands
 from privacy.secagg.messages import Published
 from tests.support.secagg_harness import NEVER, Federation
 from tidegate import convert
-from tidegate.convert import bounds
 from tidegate.messages import AttemptResult
 from tidegate.v1 import federation_pb2
 
@@ -43,10 +42,7 @@ class WiredFederation(Federation):
 @pytest.mark.parametrize(
     "gone_after", [{}, {2: 0}, {2: 1}, {2: 2}, {2: 3}, {1: 1, 2: NEVER}, {1: 0, 2: 0}]
 )
-def test_whole_attempts_run_over_the_wire(gone_after, monkeypatch):
-    # The harness names its consortium "C"; a manifest would refuse the capital letter.
-    slug = bounds.slug
-    monkeypatch.setattr(bounds, "slug", lambda v, name: v if v == "C" else slug(v, name))
+def test_whole_attempts_run_over_the_wire(gone_after):
     federation = WiredFederation(5, min_survivors=4)
     outcome = federation.run(gone_after)
     if sum(step < 4 for step in gone_after.values()) > 1:

@@ -123,7 +123,7 @@ def test_a_bundle_of_another_consortium_is_refused():
 def test_two_daemons_with_one_identity_do_not_join_with_the_others_bundle():
     federation = Federation(5)
     twin = federation.site(1)
-    other = make_bundle(P256, secrets_of("twin", 1).bundle, twin.me, "C", b"other", 1, int(NOW_S))
+    other = make_bundle(P256, secrets_of("twin", 1).bundle, twin.me, "c", b"other", 1, int(NOW_S))
     refused(twin, swap_bundle(federation, 1, other), Reason.EQUIVOCATION, "own bundle")
 
 
