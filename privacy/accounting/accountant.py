@@ -253,9 +253,8 @@ class Accountant:
         Raises:
             UsageError: The event is of no known kind.
         """
-        price_A = step_rdp(event, self._orders, self._unit, self._max_rows)
-        self._rdp_A = self._rdp_A + event.steps * price_A
-        self._tv += sampler_tv(event)
+        self._rdp_A = self._rdp_A + event.steps * self._price(event)
+        self._tv += self._variation(event)
         return self
 
     def compose_any(self, events: Sequence[Event]) -> "Accountant":
@@ -264,12 +263,9 @@ class Accountant:
         Raises:
             UsageError: An event is of no known kind.
         """
-        prices = [
-            event.steps * step_rdp(event, self._orders, self._unit, self._max_rows)
-            for event in events
-        ]
+        prices = [event.steps * self._price(event) for event in events]
         self._rdp_A = self._rdp_A + np.max(prices, axis=0)
-        self._tv += max(sampler_tv(event) for event in events)
+        self._tv += max(self._variation(event) for event in events)
         return self
 
     def get_epsilon(self, delta_dp: float) -> float:
@@ -279,6 +275,14 @@ class Accountant:
     def best_alpha(self, delta_dp: float) -> int:
         """Give the order that `get_epsilon` picked."""
         return self._best(delta_dp)[1]
+
+    def _price(self, event: Event) -> Floats:
+        """Give the divergence of one step at every order."""
+        return step_rdp(event, self._orders, self._unit, self._max_rows)
+
+    def _variation(self, event: Event) -> float:
+        """Give the total variation of all samplers of the event's steps."""
+        return sampler_tv(event)
 
     def _best(self, delta_dp: float) -> tuple[float, int]:
         epsilon_A = rdp_to_epsilon(self._rdp_A, self._orders, delta_dp, self._tv)
