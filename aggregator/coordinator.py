@@ -19,7 +19,7 @@ from aggregator.broadcast import ContentShelf
 from aggregator.bundle_stock import BundleStock
 from aggregator.config import AggregatorConfig
 from aggregator.drive import drive
-from aggregator.export import RunHashes, export_model, signer_of
+from aggregator.export import RunFacts, export_model, signer_of
 from aggregator.fold import pick_device
 from aggregator.job_run import JobRun
 from aggregator.jobs import Job, JobState, JobStore
@@ -219,12 +219,10 @@ class Coordinator:
         Raises:
             PeerError: UNKNOWN_JOB.
         """
-        job, sealed = self.job(job_id), self.registry.sealed
-        hashes = RunHashes(
-            sealed.manifest_hash if sealed else b"", self._jobs.last_transcript(job_id)
-        )
+        job = self.job(job_id)
+        run = RunFacts(self.registry.sealed, self._jobs.last_transcript(job_id))
         checkpoint, signer = self._jobs.load_checkpoint(job_id), signer_of(self.config.folder)
-        return export_model(job, checkpoint, self.progress(job)[0], hashes, signer)
+        return export_model(job, checkpoint, self.progress(job)[0], run, signer)
 
     # --- sites ------------------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ from safetensors.numpy import save
 
 from aggregator.checkpoints import Checkpoint
 from aggregator.jobs import Job
+from aggregator.person import state_person_epsilon
 from aggregator.progress import JobProgress
+from aggregator.registry import SealedManifest
 from privacy.accounting.chain import TIER_CONDITIONAL, TIER_ENFORCED
 from privacy.pipeline import Mode
 from tidegate import provenance
@@ -18,10 +20,10 @@ from tidegate.keys import EcdsaSigner, load_key, read_private
 
 
 @dataclass(frozen=True)
-class RunHashes:
-    """What a model came out of: the sealed manifest and the transcript of its last sum."""
+class RunFacts:
+    """What a model came out of: the sealed manifest and the transcript hash of its last sum."""
 
-    manifest: bytes
+    sealed: SealedManifest | None
     transcript: bytes
 
 
@@ -49,13 +51,19 @@ def signer_of(folder: Path) -> Signer:
 
 
 def export_model(
-    job: Job, checkpoint: Checkpoint, progress: JobProgress, hashes: RunHashes, signer: Signer
+    job: Job,
+    checkpoint: Checkpoint,
+    progress: JobProgress,
+    run: RunFacts,
+    signer: Signer,
 ) -> bytes:
     """Give the newest version of a job as a safetensors file.
 
     Epsilon is the largest that a site's ledger reported, so what the file states is an upper bound
-    for every site.
+    for every site. What the job alone costs a person in several sites stands beside it.
     """
+    manifest = None if run.sealed is None else run.sealed.manifest
+    person = state_person_epsilon(job, manifest, progress.attempts_repeated)
     privacy = job.file.privacy
     private = not isinstance(privacy, NoPrivacy)
     spent = max((tally.epsilon for tally in progress.sites.values()), default=0.0)
@@ -71,12 +79,15 @@ def export_model(
         "unit": privacy.unit.kind,
         "epsilon": f"{spent:.6g}" if private else "inf",
         "delta_dp": "0" if isinstance(privacy, NoPrivacy) else f"{privacy.delta_dp:.6g}",
+        "person_sites": str(person.sites),
+        "job_epsilon_one_site": f"{person.one_site:.6g}" if private else "inf",
+        "job_epsilon_person": f"{person.all_sites:.6g}" if private else "inf",
         "tier": tier_of(job),
         "noise_multiplier": (
             "0" if job.plan.mode is Mode.NONE else f"{job.plan.noise_multiplier:.6g}"
         ),
-        "manifest_hash": hashes.manifest.hex(),
-        "transcript_hash": hashes.transcript.hex(),
+        "manifest_hash": (run.sealed.manifest_hash if run.sealed else b"").hex(),
+        "transcript_hash": run.transcript.hex(),
         "chain_head": checkpoint.model.chain_head.hex(),
         "app_sha256": job.app_sha256.hex(),
         provenance.DIGEST: checkpoint.model.sha256.hex(),

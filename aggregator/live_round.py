@@ -156,6 +156,7 @@ class LiveRound:
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[RoundOutcome] = self._loop.create_future()
         self._attempt: LiveAttempt | None = None
+        self._opened = 1  # the number of an exchange's first attempt
         self._events: deque[RoundEvent] = deque()
         self._busy = False
         self._stopped = False
@@ -312,6 +313,9 @@ class LiveRound:
     def _open_attempt(self, number: int, cohort: tuple[Fingerprint, ...]) -> ServerAttempt:
         where = AttemptPlace(self.number, number, self._order.instruction.purpose)
         self._say_who_is_late(len(cohort))
+        # Numbers go on after a restart: what it cut off is counted too.
+        self._host.progress.attempts_repeated += number - self._opened
+        self._opened = number
         self._attempt, machine = open_attempt(
             self._around, self._host.job, self.model, where, cohort, time.time()
         )

@@ -16,6 +16,7 @@ from aggregator.export import tier_of
 from aggregator.grpc_calls import AbortableContext, peer_certificate, refuse
 from aggregator.jobs import Job
 from aggregator.log import LOGGER
+from aggregator.person import state_person_epsilon
 from aggregator.registry import EnrolledSite
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import convert, pki
@@ -238,6 +239,9 @@ class OperatorService:
     def _job(self, job: Job) -> pb.Job:
         progress, elapsed_s = self._coordinator.progress(job)
         privacy = job.file.privacy
+        sealed = self._registry.sealed
+        manifest = None if sealed is None else sealed.manifest
+        person = state_person_epsilon(job, manifest, progress.attempts_repeated)
         status = JobStatus(
             job_id=job.job_id,
             name=job.file.name,
@@ -258,6 +262,9 @@ class OperatorService:
             mode=privacy.mode,
             log=tuple(progress.log),
             tier=tier_of(job),
+            person_sites=person.sites,
+            epsilon_one_site=person.one_site,
+            epsilon_person=person.all_sites,
         )
         return convert.job_status_to_wire(status)
 

@@ -46,10 +46,16 @@ class SiteTally:
 
 @dataclass
 class JobProgress:
-    """What is shown of one job."""
+    """What is shown of one job.
+
+    Attributes:
+        attempts_repeated: Attempts beyond one an exchange, also those that a crash cut off: sites
+            may have been charged for each.
+    """
 
     round: int = 0
     attempts_aborted: int = 0
+    attempts_repeated: int = 0
     sites: dict[str, SiteTally] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     stalled: str = ""
@@ -65,6 +71,7 @@ class JobProgress:
         progress = cls(
             round=kept.get("round", 0),
             attempts_aborted=kept.get("attempts_aborted", 0),
+            attempts_repeated=kept.get("attempts_repeated", 0),
             metrics=kept.get("metrics", {}),
             past_rate=kept.get("rounds_per_s", 0.0),
             sites={name: SiteTally(**tallies.get(name, {})) for name in site_ids},
@@ -78,6 +85,7 @@ class JobProgress:
             {
                 "round": self.round,
                 "attempts_aborted": self.attempts_aborted,
+                "attempts_repeated": self.attempts_repeated,
                 "metrics": self.metrics,
                 "rounds_per_s": self.rounds_per_s(),
                 "sites": {name: asdict(tally) for name, tally in self.sites.items()},

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 
 from privacy.accounting.accountant import ORDERS, Accountant
 from privacy.accounting.calibration import Target, least_noise_multiplier
+from privacy.accounting.cross_site import PersonAccountant
 from privacy.accounting.events import (
     DEFAULT_SAMPLER_TV,
     Event,
@@ -38,6 +39,7 @@ __all__ = [
     "evaluation_encoding",
     "evaluation_spec",
     "job_epsilon",
+    "person_epsilon",
     "step_event",
 ]
 
@@ -188,11 +190,43 @@ def job_epsilon(plan: EncodingPlan, terms: PrivacyTerms, rules: CohortRules) -> 
     """
     if plan.mode is Mode.NONE:
         return math.inf
-    evaluation = None
-    if terms.evaluation_length:
-        derived = evaluation_encoding(terms, rules, plan, plan.map_seed)
-        evaluation = step_event(derived, rules)
-    return _schedule_epsilon(terms, step_event(plan, rules), evaluation)
+    return _schedule_epsilon(terms, *_exchange_events(plan, terms, rules))
+
+
+def person_epsilon(
+    plan: EncodingPlan, terms: PrivacyTerms, rules: CohortRules, sites: int, repeats: int = 0
+) -> float:
+    """Give epsilon of all exchanges for a person whose data lie in several sites.
+
+    Args:
+        plan: The job's.
+        terms: The job's.
+        rules: The sealed manifest's.
+        sites: In how many sites, k: in each with one of the job's units, a record or a user.
+        repeats: Attempts that failed, each of which may have been charged beside the plan.
+
+    Raises:
+        UsageError: There cannot be so many sites.
+    """
+    if plan.mode is Mode.NONE:
+        return math.inf
+    train, evaluation = _exchange_events(plan, terms, rules)
+    accountant = PersonAccountant(sites)
+    _compose_schedule(accountant, terms, train, evaluation)
+    if repeats:
+        kinds = [train] if evaluation is None else [train, evaluation]
+        accountant.compose_any([_times(event, repeats) for event in kinds])
+    return accountant.get_epsilon(terms.delta_dp)
+
+
+def _exchange_events(
+    plan: EncodingPlan, terms: PrivacyTerms, rules: CohortRules
+) -> tuple[Event, Event | None]:
+    """Give what one training exchange costs, and one evaluation where the job has any."""
+    train = step_event(plan, rules)
+    if not terms.evaluation_length:
+        return train, None
+    return train, step_event(evaluation_encoding(terms, rules, plan, plan.map_seed), rules)
 
 
 def encoding_for_version(plan: EncodingPlan, version: int) -> EncodingPlan:
@@ -221,18 +255,24 @@ def _calibrated(
 def _schedule_epsilon(terms: PrivacyTerms, train: Event, evaluation: Event | None) -> float:
     """Give epsilon of all of a job's exchanges, each of which costs one of these events."""
     accountant = Accountant(ORDERS, terms.protected, max(1, terms.max_rows))
-
-    def times(event: Event, count: int) -> Event:
-        return replace(event, steps=event.steps * count)
-
-    if evaluation is None:
-        accountant.compose(times(train, terms.rounds))
-    elif terms.evaluation_rounds:
-        accountant.compose(times(train, terms.rounds))
-        accountant.compose(times(evaluation, terms.evaluation_rounds))
-    else:
-        accountant.compose_any([times(event, terms.rounds) for event in (train, evaluation)])
+    _compose_schedule(accountant, terms, train, evaluation)
     return accountant.get_epsilon(terms.delta_dp)
+
+
+def _compose_schedule(
+    accountant: Accountant, terms: PrivacyTerms, train: Event, evaluation: Event | None
+) -> None:
+    if evaluation is None:
+        accountant.compose(_times(train, terms.rounds))
+    elif terms.evaluation_rounds:
+        accountant.compose(_times(train, terms.rounds))
+        accountant.compose(_times(evaluation, terms.evaluation_rounds))
+    else:
+        accountant.compose_any([_times(event, terms.rounds) for event in (train, evaluation)])
+
+
+def _times(event: Event, count: int) -> Event:
+    return replace(event, steps=event.steps * count)
 
 
 def _check_signal(plan: EncodingPlan, rules: CohortRules) -> None:

@@ -15,7 +15,7 @@ from aggregator.cli.flower_folder import (
     is_flower_folder,
 )
 from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, moment, table_of
-from aggregator.cli.progress import job_table, mode_text, watch_live
+from aggregator.cli.progress import job_table, mode_text, person_lines, watch_live
 from aggregator.cli.submission import JOB_FILE, Submission, prepare, requests_of
 from privacy.errors import UsageError
 from tidegate.convert import job_status_from_wire
@@ -93,9 +93,13 @@ def submit(  # noqa: PLR0913, PLR0917 - one an option
     submission = prepare(folder, stated, folders_of(base_model))
     with operator_api(operator) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
+        job_status = job_status_from_wire(api.GetJob(operator_pb2.GetJobRequest(job_id=job_id)).job)
     session.show(
         {
             "job_id": job_id,
+            "epsilon_one_site": job_status.epsilon_one_site,
+            "epsilon_person": job_status.epsilon_person,
+            "person_sites": job_status.person_sites,
             "app_sha256": submission.app_sha256.hex(),
             "parameters": submission.parameters,
             "rehearsal": dict(submission.rehearsal),
@@ -104,6 +108,8 @@ def submit(  # noqa: PLR0913, PLR0917 - one an option
         f" app sha256:{submission.app_sha256.hex()}",
     )
     _show_rehearsal(session, submission)
+    for line in [] if session.as_json else person_lines(job_status):
+        session.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     if submission.job.privacy.mode == NONE and not session.as_json:
         session.console.print(Text("NO DIFFERENTIAL PRIVACY: mode none", style="bold red"))
     if watch:

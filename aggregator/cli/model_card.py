@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aggregator.cli.job_facts import JobFacts
-from aggregator.cli.report import PAGES, conditional_note, measured, privacy_facts
+from aggregator.cli.report import PAGES, conditional_note, measured, person_facts, privacy_facts
 from privacy.pipeline import EncodingPlan
 from privacy.spec import VectorSpec
 from tidegate.jobfile import JobFile
@@ -28,7 +28,7 @@ def write(path: Path, facts: JobFacts) -> None:
         job=job,
         metrics=measured(facts.status.metrics, job),
         spec=VectorSpec.from_bytes(facts.history.vector_spec),
-        facts=privacy_facts(job, plan, facts.history),
+        facts=privacy_facts(job, plan, facts.history) + person_facts(facts.status),
         conditional=conditional_note(job, facts.history.app_sha256),
         epsilon=max((site.epsilon for site in facts.status.sites), default=0.0),
         provenance=facts.provenance,

@@ -1,6 +1,7 @@
 """A job's progress on the terminal: one picture, redrawn whenever the aggregator pushes one."""
 
 import contextlib
+import math
 from collections.abc import Iterable
 
 from rich.console import Console, Group, RenderableType
@@ -13,6 +14,7 @@ from aggregator.cli.output import data_size
 from privacy.accounting.chain import TIER_CONDITIONAL
 from privacy.errors import PeerError, Reason
 from tidegate.convert import job_status_from_wire
+from tidegate.convert.bounds import MAX_EPSILON
 from tidegate.jobfile import NONE
 from tidegate.requests import JobStatus
 from tidegate.v1 import operator_pb2
@@ -69,6 +71,23 @@ def job_table(job: JobStatus) -> RenderableType:
     return Group(_headline(job), _bar(job), _sites(job))
 
 
+def person_lines(job: JobStatus) -> list[str]:
+    """Say what the whole job costs a person, by the number of sites that hold its data."""
+    if not job.person_sites:
+        return []
+    lines = [f"this job as planned, person in one site: ε ≤ {bound_text(job.epsilon_one_site)}"]
+    if job.person_sites > 1:
+        lines.append(f"in {job.person_sites} sites: ε ≤ {bound_text(job.epsilon_person)}")
+    return lines
+
+
+def bound_text(epsilon: float) -> str:
+    """Write an upper bound, rounded up; what stands for none is said to be none."""
+    if epsilon >= MAX_EPSILON:
+        return "∞ (no bound)"
+    return f"{math.ceil(epsilon * 1000) / 1000:.3f}"
+
+
 def _headline(job: JobStatus) -> Text:
     states = [site.state for site in job.sites]
     cohort = sum(state == "in-cohort" for state in states)
@@ -106,7 +125,8 @@ def _bar(job: JobStatus) -> RenderableType:
 def _sites(job: JobStatus) -> Table:
     caption = "time: training / exchange / waiting, in percent"
     if job.mode != NONE and job.delta_dp:
-        caption = f"ε per {job.unit} of all releases so far, at δ={job.delta_dp:g}\n{caption}"
+        lines = [f"ε per {job.unit} of all releases so far, at δ={job.delta_dp:g}"]
+        caption = "\n".join([*lines, *person_lines(job), caption])
     table = Table(header_style="bold", caption=caption, caption_justify="left")
     for column in ("site", "state"):
         table.add_column(column)

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from aggregator.cli.charts import curve, stacked
 from aggregator.cli.job_facts import JobFacts
 from aggregator.cli.output import data_size
+from aggregator.cli.progress import bound_text
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.spec import VectorSpec
 from tidegate.jobfile import Evaluation, FlowerApp, JobFile, LocalPrivacy, Statistics, Trees
@@ -76,7 +77,8 @@ def _values(facts: JobFacts) -> dict[str, Any]:
         "time_chart": _time_chart(status) if status.round else "",
         "dropped": sum(site.dropped for site in status.sites),
         "troubles": status.log[-_TROUBLES:],
-        "facts": privacy_facts(job, EncodingPlan.from_bytes(history.encoding), history),
+        "facts": privacy_facts(job, EncodingPlan.from_bytes(history.encoding), history)
+        + person_facts(status),
         "provenance": {
             name: value
             for name, value in facts.provenance.items()
@@ -106,6 +108,20 @@ def privacy_facts(job: JobFile, plan: EncodingPlan, history: JobHistory) -> list
         ("manifest", f"sha256:{history.manifest_hash.hex()}"),
     ]
     return rows
+
+
+def person_facts(status: JobStatus) -> list[tuple[str, str]]:
+    """List what a job costs a person, by the number of sites that hold its data."""
+    if not status.person_sites:
+        return []
+    kinds = {1: status.epsilon_one_site, status.person_sites: status.epsilon_person}
+    return [
+        (
+            f"a person in {sites} site{'s' if sites > 1 else ''}",
+            f"ε ≤ {bound_text(epsilon)} for this job: its plan and every repeated attempt",
+        )
+        for sites, epsilon in kinds.items()
+    ]
 
 
 def _number(privacy: object, name: str) -> str:

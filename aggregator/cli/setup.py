@@ -89,7 +89,9 @@ def make_consortium(folder: Path, name: str, host: str, ports: Ports) -> str:
     return pki.fingerprint(operator_spki).hex()
 
 
-def seal_manifest(folder: OperatorFolder, colluders: int, min_survivors: int) -> manifest.Manifest:
+def seal_manifest(
+    folder: OperatorFolder, colluders: int, min_survivors: int, max_sites_per_person: int = 2
+) -> manifest.Manifest:
     """Sign the manifest over all enrolled sites with the operator key and hand it out."""
     signer = pki.EcdsaSigner(pki.load_key(pki.read_private(folder.signing_key_file())))
     with operator_api(folder) as api:
@@ -106,6 +108,7 @@ def seal_manifest(folder: OperatorFolder, colluders: int, min_survivors: int) ->
                 for site in sorted(sites, key=lambda site: site.site_id)
                 if site.state in {"enrolled", "connected"}
             ),
+            max_sites_per_person=max_sites_per_person,
         )
         raw, signature = manifest.seal(sealed, signer.sign)
         api.PutManifest(operator_pb2.PutManifestRequest(manifest=raw, signature=signature))
@@ -167,10 +170,16 @@ def seal(
     min_survivors: Annotated[
         int, typer.Option(help="N_min: the fewest sites whose sum is ever opened.")
     ] = 4,
+    sites_per_person: Annotated[
+        int,
+        typer.Option(
+            help="k_max: in how many sites one person's data may lie; epsilon is stated for it too."
+        ),
+    ] = 2,
 ) -> None:
     """Sign the manifest over all enrolled sites with the operator key; the sites pin it."""
     session: Session = context.obj
-    sealed = seal_manifest(session.folder(), colluders, min_survivors)
+    sealed = seal_manifest(session.folder(), colluders, min_survivors, sites_per_person)
     members = [member.site_id for member in sealed.members]
     session.show(
         {
@@ -178,8 +187,10 @@ def seal(
             "sites": members,
             "colluders": colluders,
             "min_survivors": min_survivors,
+            "max_sites_per_person": sites_per_person,
         },
-        f"sealed {len(members)} sites, c={colluders}, N_min={min_survivors}:"
+        f"sealed {len(members)} sites, c={colluders}, N_min={min_survivors}, a person in at most"
+        f" {sites_per_person} of them:"
         f" manifest sha256:{sealed.hash().hex()}",
     )
 

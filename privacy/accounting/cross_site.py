@@ -43,7 +43,6 @@ from privacy.accounting.events import (
     Event,
     GaussianRecordEvent,
     NoDpEvent,
-    SkellamRecordEvent,
     require_count,
     require_event,
 )
@@ -105,7 +104,7 @@ class PersonAccountant(Accountant):
 
 
 @functools.lru_cache(maxsize=256)
-def _shared_noise(  # noqa: PLR0913, PLR0917 - hashable, for the cache
+def _shared_noise(
     q: float, V: float, D1: float, D2: float, sites: int, orders: tuple[int, ...]
 ) -> Floats:
     shifts_J = np.arange(1, sites + 1, dtype=np.float64)
@@ -113,7 +112,7 @@ def _shared_noise(  # noqa: PLR0913, PLR0917 - hashable, for the cache
     base_JM = np.stack([_shifted(V, D1, D2, j, orders_M) for j in shifts_J])
     at_A = np.array(orders) - 2
     if q == 1.0:
-        price_A = base_JM[-1, at_A] * _ROUND_UP
+        price_A = np.asarray(base_JM[-1, at_A] * _ROUND_UP, dtype=np.float64)
     else:
         log_p0 = sites * math.log1p(-q)
         log_some = math.log(-math.expm1(log_p0))
@@ -145,9 +144,7 @@ def _log_growth(log_weights_J: Floats, base_JM: Floats, orders_M: Floats) -> Flo
     return _log_expm1(orders_M * np.logaddexp(0.0, log_excess_M))
 
 
-def _added(
-    orders: tuple[int, ...], log_p0: float, log_some: float, log_growth_M: Floats
-) -> Floats:
+def _added(orders: tuple[int, ...], log_p0: float, log_some: float, log_growth_M: Floats) -> Floats:
     """Bound D(with the person || without): the terms m = 0, 1 and the -1 of growth sum to 1."""
     prices = []
     for alpha in orders:
@@ -176,9 +173,7 @@ def _removed(
     return np.asarray(np.logaddexp(0.0, log_r_A + log_growth_2) / power_A, dtype=np.float64)
 
 
-def _convex(
-    orders: tuple[int, ...], some: float, log_weights_J: Floats, base_JM: Floats
-) -> Floats:
+def _convex(orders: tuple[int, ...], some: float, log_weights_J: Floats, base_JM: Floats) -> Floats:
     alphas_A = np.array(orders, dtype=np.float64)
     powers_JA = (alphas_A - 1) * np.stack(
         [poisson_subsampled_rdp(orders, some, base_M) for base_M in base_JM]

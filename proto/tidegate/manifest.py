@@ -58,7 +58,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What sites signed up to. ``colluders`` is c, ``min_survivors`` N_min; both absolute."""
+    """What sites signed up to. ``colluders`` is c, ``min_survivors`` N_min; both absolute.
+
+    ``max_sites_per_person`` is k_max: in how many sites one person's data may lie, for which every
+    job's epsilon is stated beside that for one site (privacy.md, "Accounting").
+    """
 
     consortium_id: str
     roster_epoch: int
@@ -67,6 +71,7 @@ class Manifest:
     members: tuple[Member, ...]
     suite: str = SUITES[0]
     limits: ManifestLimits = ManifestLimits()
+    max_sites_per_person: int = 2
     version: int = VERSION
 
     def canonical(self) -> bytes:
@@ -184,6 +189,10 @@ def _check_thresholds(manifest: Manifest) -> None:
         raise _bad("min_survivors - colluders is 1: a sum would hold one honest site's update")
     if n_min > most:
         raise _bad(f"min_survivors = {n_min}, but there are only {most} members")
+    if not _whole(manifest.max_sites_per_person, 1, len(manifest.members)):
+        raise _bad(
+            f"max_sites_per_person must lie in 1..{len(manifest.members)}, the number of members"
+        )
 
 
 def _check_limits(limits: ManifestLimits) -> None:

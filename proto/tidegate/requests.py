@@ -156,6 +156,11 @@ class JobStatus:
 
     Attributes:
         tier: Who is trusted with the clip (privacy.md), shown beside every epsilon.
+        person_sites: In how many sites one person's data may lie, by the sealed manifest; 0 where
+            the job has no differential privacy.
+        epsilon_one_site: Of this job's plan and every aborted attempt, for a person in one site.
+        epsilon_person: The same for one in ``person_sites``; at most 10^9, which stands for no
+            bound at all.
     """
 
     job_id: str
@@ -175,6 +180,9 @@ class JobStatus:
     mode: str
     log: tuple[str, ...]
     tier: str = ""
+    person_sites: int = 0
+    epsilon_one_site: float = 0.0
+    epsilon_person: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from aggregator.person import state_person_epsilon
 from tests.support.live_aggregator import RECORD, SPEC, federation, job_toml
 
 
@@ -144,8 +145,38 @@ def test_a_private_job_runs_and_says_so_in_the_model(tmp_path):
             header = raw[8 : 8 + int.from_bytes(raw[:8], "little")].decode()
             for text in (job_id, '"epsilon":"0.5"', '"rounds":"2"', '"delta_dp":"1e-05"'):
                 assert text in header
+            # Beside one site's epsilon stands that of a person in as many as the manifest allows.
+            assert job.person_sites == 2
+            assert 0 < 2 * job.epsilon_one_site <= job.epsilon_person < 3.0
+            assert f'"job_epsilon_person":"{job.epsilon_person:.6g}"' in header
+            assert '"person_sites":"2"' in header
             sums = live.coordinator._jobs.recent_metric_sums(job_id, 5)
             assert sums == [[], []]
+
+    run(scenario())
+
+
+def test_an_attempt_that_a_crash_cut_off_counts_in_what_a_person_is_told(tmp_path):
+    async def scenario():
+        async with federation(tmp_path, delta_of=deltas) as live:
+            lost = live.sites[:2]
+            for site in lost:
+                site.vanish_on = "ShareDelivery"
+            job_id = await live.submit(job_toml(rounds=2, privacy=RECORD))
+            planned = (await live.watch(job_id, lambda job: True)).epsilon_person
+            aborted = await live.watch(job_id, lambda job: "STALLED" in job.detail)
+            assert (aborted.round, aborted.attempts_aborted) == (0, 1)
+            # No round was committed: the aggregator's own count of aborted attempts is lost.
+            await live.restart()
+            for site in live.sites:
+                live.connect(site)
+            job = await live.watch(job_id)
+            assert (job.state, job.round, job.attempts_aborted) == ("finished", 2, 0)
+            manifest = live.coordinator.registry.sealed.manifest
+            known = live.coordinator.job(job_id)
+            once_more = state_person_epsilon(known, manifest, 1)
+            assert planned == state_person_epsilon(known, manifest, 0).all_sites
+            assert planned < job.epsilon_person == once_more.all_sites
 
     run(scenario())
 

@@ -7,7 +7,6 @@ import numpy as np
 from scipy import special
 
 
-
 @functools.lru_cache(maxsize=32)
 def log_pmf_upto(V, reach):
     """Give log P(X = k), k = 0..reach, for a symmetric Skellam of variance V: e^-V I_k(V).

@@ -178,6 +178,13 @@ def job_status_from_wire(message: pb.Job) -> JobStatus:
         mode=bounds.text(message.mode, "job.mode", _MAX_WORD_CHARS),
         log=tuple(bounds.text(line, "job.log") for line in message.log),
         tier=bounds.text(message.tier, "job.tier", 2 * _MAX_WORD_CHARS),
+        person_sites=message.person_sites,
+        epsilon_one_site=bounds.finite(
+            message.epsilon_one_site, bounds.MAX_EPSILON, "job.epsilon_one_site"
+        ),
+        epsilon_person=bounds.finite(
+            message.epsilon_person, bounds.MAX_EPSILON, "job.epsilon_person"
+        ),
     )
 
 

@@ -141,7 +141,7 @@ class ListJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "name", "state", "detail", "round", "rounds", "attempts_aborted", "submitted_at_s", "metrics", "sites", "elapsed_s", "rounds_per_s", "delta_dp", "unit", "mode", "log", "tier")
+    __slots__ = ("job_id", "name", "state", "detail", "round", "rounds", "attempts_aborted", "submitted_at_s", "metrics", "sites", "elapsed_s", "rounds_per_s", "delta_dp", "unit", "mode", "log", "tier", "person_sites", "epsilon_one_site", "epsilon_person")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,9 @@ class Job(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    PERSON_SITES_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_ONE_SITE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_PERSON_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: str
@@ -183,7 +186,10 @@ class Job(_message.Message):
     mode: str
     log: _containers.RepeatedScalarFieldContainer[str]
     tier: str
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., attempts_aborted: _Optional[int] = ..., submitted_at_s: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., rounds_per_s: _Optional[float] = ..., delta_dp: _Optional[float] = ..., unit: _Optional[str] = ..., mode: _Optional[str] = ..., log: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ...) -> None: ...
+    person_sites: int
+    epsilon_one_site: float
+    epsilon_person: float
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., attempts_aborted: _Optional[int] = ..., submitted_at_s: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., rounds_per_s: _Optional[float] = ..., delta_dp: _Optional[float] = ..., unit: _Optional[str] = ..., mode: _Optional[str] = ..., log: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., person_sites: _Optional[int] = ..., epsilon_one_site: _Optional[float] = ..., epsilon_person: _Optional[float] = ...) -> None: ...
 
 class SiteProgress(_message.Message):
     __slots__ = ("site_id", "state", "epsilon", "bytes_up", "bytes_down", "train_s", "exchange_s", "wait_s", "rounds_in", "dropped", "detail")

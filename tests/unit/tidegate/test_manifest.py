@@ -47,6 +47,18 @@ def test_canonical_bytes_are_compact_sorted_ascii():
     assert set(fields["members"][0]) == {"site_id", "node_fingerprint", "signing_spki"}
 
 
+@pytest.mark.parametrize("sites", [1, 5])
+def test_a_person_may_be_in_one_site_or_in_all(sites):
+    assert open_raw(change(max_sites_per_person=sites).canonical()).max_sites_per_person == sites
+
+
+@pytest.mark.parametrize("sites", [0, 6, -1, 2.0, True, None])
+def test_a_person_in_no_site_or_in_more_than_there_are_is_refused(sites):
+    with pytest.raises(PeerError, match=r"max_sites_per_person must lie in 1\.\.5") as caught:
+        open_raw(change(max_sites_per_person=sites).canonical())
+    assert caught.value.reason is Reason.MALFORMED
+
+
 def test_another_key_a_changed_byte_and_a_bare_signature_are_refused():
     raw, signature = manifest.seal(GOOD, OPERATOR.sign)
     other = keys.EcdsaSigner(keys.make_key())

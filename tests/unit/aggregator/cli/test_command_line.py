@@ -278,6 +278,23 @@ def test_mode_none_is_red_in_every_picture_of_a_job():
     assert f"{red}NO DIFFERENTIAL PRIVACY" in drawn
 
 
+@pytest.mark.parametrize(
+    ("sites", "person", "says"),
+    [(1, 1.25, None), (2, 2.6001, "in 2 sites: ε ≤ 2.601"), (9, 1e9, "in 9 sites: ε ≤ ∞ (no")],
+)
+def test_the_person_in_several_sites_stands_beside_every_epsilon(sites, person, says):
+    job = JobStatus(
+        "own-1", "own", "running", "", 1, 3, 0, 0, {}, (), 1.0, 1.0, 1e-6, "record",
+        "record-distributed", (), "enforced", sites, 1.25, person,
+    )  # fmt: skip
+    console = Console(file=StringIO(), width=80)
+    console.print(job_table(job))
+    drawn = console.file.getvalue()
+    assert "person in one site: ε ≤ 1.250" in drawn
+    assert "sites: ε" not in drawn if says is None else says in drawn
+    assert job_status_from_wire(job_status_to_wire(job)) == job
+
+
 def test_what_an_app_declares_of_its_noise_is_conditional_in_every_picture_of_a_job():
     tier = f"conditional on reviewed code sha256:{'ab' * 32}"
     job = JobStatus(

@@ -58,6 +58,9 @@ def facts(rounds=40, **changes):
         delta_dp=1e-5 if private else 0.0,
         unit="record" if private else "none",
         mode=job.privacy.mode,
+        person_sites=3 if private else 0,
+        epsilon_one_site=2.9991 if private else 0.0,
+        epsilon_person=1e9 if private else 0.0,
         log=("12:00:01 attempt 3.1 aborted: <i>timeout</i>",),
     )
     curve = tuple(
@@ -91,6 +94,20 @@ def test_a_report_is_one_file_without_references(tmp_path, private):
     assert "attempt 3.1 aborted" in text
     assert ("No differential privacy (mode none)" in text) is not private
     assert ("ε =" in text) is private
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_what_a_person_in_several_sites_risks_stands_in_report_and_card(tmp_path, private):
+    made = facts(private=private)
+    report.write(tmp_path / "report.html", made)
+    model_card.write(tmp_path / "card.md", made)
+    for file in ("report.html", "card.md"):
+        text = (tmp_path / file).read_text()
+        # Rounded up, and what is beyond any bound is never shown as a number.
+        assert ("a person in 1 site" in text) is private
+        assert ("ε ≤ 3.000" in text) is private
+        assert ("a person in 3 sites" in text) is private
+        assert ("ε ≤ ∞ (no bound)" in text) is private
 
 
 def test_traffic_is_compared_with_the_baseline_by_name(tmp_path):
