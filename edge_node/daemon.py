@@ -108,7 +108,7 @@ class EdgeNode:
         )
         self._participant = Participant(identity, policy, None if raw is None else parse(raw))
         self._link = Link.dial(credentials, config.session)
-        self._updates = UpdateDesk(self._link, self._ledgers, self._bench, self._steps)
+        self._updates = UpdateDesk(self._link, policy, self._ledgers, self._bench, self._steps)
         self._session = Session(self._link, config.session, self.dispatch)
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads: dict[bytes, asyncio.Task[None]] = {}

@@ -48,6 +48,8 @@ from tidegate.messages import (
     Welcome,
 )
 
+_ALWAYS_TOLD = (Reason.TRAINER_FAILED, Reason.NOT_FINITE, Reason.SUSPECT_MODEL)
+
 
 class Participant:
     """See the module. Every method of it is one event's work."""
@@ -257,9 +259,10 @@ class Participant:
             "not ready", {**facts, "reason": event.reason, "why": event.detail}, warning=True
         )
         commands: Commands = [note]
-        # An app that fails later than each deadline would else be missing without a word. Other
-        # reasons may come of being late, as when the old version can be fetched no more.
-        if not stale or event.reason in (Reason.TRAINER_FAILED, Reason.NOT_FINITE):
+        # An app that fails later than each deadline would else be missing without a word, as would
+        # a site that refuses each version. Other reasons may come of being late, as when the old
+        # version can be fetched no more.
+        if not stale or event.reason in _ALWAYS_TOLD:
             spent = event.epsilon_spent
             said = NotReady(event.job_id, number, event.reason, event.detail, spent)
             commands.append(SendMessage(said))

@@ -12,6 +12,7 @@ from typing import Any
 from privacy.accounting.budget import Budget
 from privacy.accounting.events import Unit
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.leakage.model_lint import Detector
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, CohortPolicy
 from tidegate.jobfile import NONE
 from tidegate.manifest import Manifest
@@ -102,6 +103,7 @@ class Policy:
         allow_adjacent_cohorts: Accepts, in mode ``none``, cohorts that differ by one or two sites.
         require_sandbox: Refuses jobs when the machine gives the trainer no namespaces.
         trainer: Ceilings to what site.toml may give a trainer.
+        lint_allow: What the lint may find in a model version that is trained from all the same.
         budgets: By data-set id.
     """
 
@@ -122,6 +124,7 @@ class Policy:
     allow_adjacent_cohorts: bool = False
     require_sandbox: bool = False
     trainer: TrainerCeilings = TrainerCeilings()
+    lint_allow: tuple[Detector, ...] = ()
     budgets: tuple[BudgetRule, ...] = ()
 
     def budget_rule(self, dataset_id: str) -> BudgetRule | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from edge_node.policy import BudgetRule, Policy, TrainerCeilings
 from privacy.accounting.budget import MAX_EPSILON
 from privacy.errors import UsageError
+from privacy.leakage.model_lint import Detector
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, LEAST_HONEST
 from tidegate.jobfile import MODES, NONE
 from tidegate.toml_table import Span, Table
@@ -33,6 +34,7 @@ _KEYS = (
     "allow_adjacent_cohorts",
     "require_sandbox",
     "trainer",
+    "lint",
     "budgets",
 )
 
@@ -68,6 +70,7 @@ def load_policy(path: Path) -> Policy:
         allow_adjacent_cohorts=top.flag("allow_adjacent_cohorts", default=False),
         require_sandbox=top.flag("require_sandbox", default=False),
         trainer=_ceilings(top),
+        lint_allow=_lint_allow(top),
         budgets=_budgets(top),
     )
     _check(top, policy)
@@ -90,6 +93,14 @@ def _ceilings(top: Table) -> TrainerCeilings:
         threads=whole("threads"),
         processes=whole("processes"),
     )
+
+
+def _lint_allow(top: Table) -> tuple[Detector, ...]:
+    table = top.table("lint", ("allow",))
+    words = _texts(table, "allow", [])
+    if not set(words) <= set(Detector):
+        raise table.bad("allow", f"must hold only {', '.join(map(repr, Detector))}")
+    return tuple(map(Detector, words))
 
 
 def _budgets(top: Table) -> tuple[BudgetRule, ...]:

@@ -1,8 +1,18 @@
 """Make a job's updates and send them, masked, with what each has cost.
 
+Nothing is trained from a model version before the lint has looked it over: the aggregator chose it.
+
 What goes wrong here never stops the daemon: it becomes an event for the participant. Why in detail
 stays in the site's own log where it could hold data.
+
+Shapes: D = coordinates of the model vector.
 """
+
+import asyncio
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edge_node import log
 from edge_node.bench import Bench
@@ -10,11 +20,13 @@ from edge_node.budget import Ledgers
 from edge_node.commands import Train, Trained, TrainFailed, UploadFailed, UploadUpdate
 from edge_node.download import fetch
 from edge_node.link import Link
+from edge_node.policy import Policy
 from edge_node.rounds.contract import JobAtSite, RoundRequest, read_model
 from edge_node.steps import StepWriter
 from edge_node.trainer.trainer import TrainerFailure
 from edge_node.upload import mask_update, send_update
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.leakage.model_lint import check_model
 from tidegate.convert.bounds import MAX_EPSILON
 from tidegate.requests import UploadHeader
 
@@ -22,9 +34,15 @@ from tidegate.requests import UploadHeader
 class UpdateDesk:
     """The shell's answer to `Train` and `UploadUpdate`; the update lies on the bench between."""
 
-    def __init__(self, link: Link, ledgers: Ledgers, bench: Bench, steps: StepWriter) -> None:
-        """Take whom to fetch from and send to, what is spent, where updates lie, who charges."""
+    def __init__(
+        self, link: Link, policy: Policy, ledgers: Ledgers, bench: Bench, steps: StepWriter
+    ) -> None:
+        """Take whom to fetch from and send to, the site's rules, what is spent, where updates lie.
+
+        ``steps`` is who charges ahead.
+        """
         self._link = link
+        self._policy = policy
         self._steps = steps
         self._ledgers = ledgers
         self._bench = bench
@@ -39,7 +57,7 @@ class UpdateDesk:
         try:
             _, event = local.job.terms_for(key.purpose)
             self._ledgers.look_ahead(local.job.dataset.dataset_id, event)
-            model_D = read_model(await self._model(command), local.job.spec)
+            model_D = await self._model(command, local.job)
             if local.job.charged_ahead:
                 self._steps.charge_ahead(local.job, key)
             request = RoundRequest(key.round, key.version, model_D, key.purpose, command.config)
@@ -86,9 +104,20 @@ class UpdateDesk:
             return 0.0
         return min(self._ledgers.spent(job.dataset.dataset_id, delta_dp), MAX_EPSILON)
 
-    async def _model(self, command: Train) -> bytes:
+    async def _model(self, command: Train, job: JobAtSite) -> NDArray[np.float32]:
+        """Fetch a model version and look it over; only what passed is kept.
+
+        Raises:
+            PeerError: It cannot be had, is no model of the job, or looks made to leak.
+        """
         digest, content = self._bench.models.get(command.job_id, (b"", b""))
-        if digest != command.model_sha256:
-            content = await fetch(self._link, command.model_sha256, command.model_size)
-            self._bench.models[command.job_id] = (command.model_sha256, content)
-        return content
+        if digest == command.model_sha256:
+            return read_model(content, job.spec)
+        content = await fetch(self._link, command.model_sha256, command.model_size)
+        model_D = read_model(content, job.spec)
+        if job.job_file.runs_app:  # else the vector is no layers, and nothing is learnt through it
+            tensors = job.spec.unflatten(model_D)
+            allowed = self._policy.lint_allow
+            await asyncio.to_thread(check_model, tensors, secrets.randbits(128), allowed)
+        self._bench.models[command.job_id] = (command.model_sha256, content)
+        return model_D

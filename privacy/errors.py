@@ -24,6 +24,7 @@ class Reason(StrEnum):
     BUDGET_EXHAUSTED = "budget-exhausted"
     BAD_SHARE = "bad-share"
     NOT_FINITE = "not-finite"
+    SUSPECT_MODEL = "suspect-model"
     WRONG_SHAPE = "wrong-shape"
     WRONG_DIGEST = "wrong-digest"
     TIMEOUT = "timeout"

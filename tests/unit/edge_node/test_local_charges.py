@@ -81,7 +81,7 @@ class Site:
         self.bench.models["job-1"] = (DIGEST, MODEL)
         self.ledgers.ensure(POLICY, "loans", step_event(plan, RULES, 10))
         self.steps = StepWriter(self.store, self.ledgers, self.bench)
-        self.desk = UpdateDesk(None, self.ledgers, self.bench, self.steps)
+        self.desk = UpdateDesk(None, POLICY, self.ledgers, self.bench, self.steps)
 
     def make(self, number=1):
         key = ec.UpdateKey(number, number - 1, "")

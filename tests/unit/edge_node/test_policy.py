@@ -232,3 +232,12 @@ def test_a_wrong_ceiling_is_refused(tmp_path, line, word):
 def test_every_ceiling_is_one_of_a_setting():
     ceilings = {field.name for field in dataclasses.fields(TrainerCeilings)}
     assert ceilings < {field.name for field in dataclasses.fields(TrainerSettings)}
+
+
+def test_what_the_lint_may_let_pass_is_named(tmp_path):
+    assert load(tmp_path, BASE).lint_allow == ()
+    policy = load(tmp_path, BASE + '[lint]\nallow = ["imprint", "trap"]\n')
+    assert policy.lint_allow == ("imprint", "trap")
+    for wrong in ('["imprints"]', '"imprint"', "[1]"):
+        with pytest.raises(UsageError, match="allow"):
+            load(tmp_path, f"{BASE}[lint]\nallow = {wrong}\n")
