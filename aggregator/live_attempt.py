@@ -70,6 +70,7 @@ class LiveAttempt:
         fold: Its accumulator.
         folding: Folds that a thread is still at.
         terms: What takes the masks off, once known.
+        surplus_seeds: Of the noise that goes with them, by survivor and level; see ``UnmaskSum``.
     """
 
     number: int
@@ -78,6 +79,7 @@ class LiveAttempt:
     fold: Fold
     folding: list["Future[None]"] = field(default_factory=list)
     terms: tuple[MaskTerm, ...] = field(default=(), repr=False)
+    surplus_seeds: tuple[tuple[bytes, ...], ...] = field(default=(), repr=False)
 
     def indices(self, sites: tuple[Fingerprint, ...]) -> tuple[int, ...]:
         """Return the indices of sites in the roster."""
@@ -161,6 +163,7 @@ def open_attempt(
         plan=frozen,
         pinned=around.pinned,
         timeouts=around.timeouts,
+        surplus_levels=plan.surplus_levels,
     )
     machine = ServerAttempt(config)
     serials = {around.members[signed.bundle.site]: signed.bundle.serial for signed in drawn}

@@ -298,8 +298,8 @@ class LiveRound:
                     self._events.append(Exchanged(SiteLost(site, Reason.TIMEOUT)))
             case FoldUpload(sender):
                 attempt.add(sender, self._around)
-            case UnmaskSum(terms):
-                attempt.terms = terms
+            case UnmaskSum(terms, surplus_seeds):
+                attempt.terms, attempt.surplus_seeds = terms, surplus_seeds
             case Blame(site, reason, message):
                 LOGGER.warning("site %s blamed: %s: %s", self._members[site], reason, message)
                 self._host.say(f"{self._members[site]} was caught: {reason}: {message}")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from aggregator.jobs import Job
 from aggregator.live_round import RoundOutcome
 from aggregator.secure_rounds import SecureMean
-from aggregator.unmask import unmask
+from aggregator.unmask import Surplus, unmask
 from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
 from privacy.metrics import MetricAverager, summarise
@@ -51,13 +51,14 @@ def open_sum(
         PeerError: The sum does not fit the job.
     """
     attempt = outcome.attempt
-    opened = unmask(attempt.fold.finish(), attempt.terms)
+    file, plan = job.file, job.plan_for(purpose)
+    surplus = Surplus(plan.noise_share, attempt.surplus_seeds)
+    opened = unmask(attempt.fold.finish(), attempt.terms, surplus.parts)
     if opened.updates != len(outcome.survivors):
         raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
-    file, plan = job.file, job.plan_for(purpose)
     divisor = _divisor(file, opened.updates)
     decoded = decode_sum(encoding_for_version(plan, version), opened.values_d, divisor)
-    noise_std = math.sqrt(opened.updates * plan.noise_variance) / (plan.scale * divisor)
+    noise_std = math.sqrt(surplus.variance_left(opened.updates)) / (plan.scale * divisor)
     if plan is not job.plan:  # an evaluation's metrics are the vector
         layout = file.evaluation_metrics
         sums_M = decoded.gradient_D * (divisor / layout.coordinate_scale(plan.clip_gradient))

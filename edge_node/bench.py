@@ -41,6 +41,10 @@ class Bench:
             raise PeerError(Reason.STOPPED, "the update of this attempt is gone at the site")
         return update
 
+    def surplus_seeds(self, job_id: str) -> tuple[bytes, ...]:
+        """Give the seeds of the noise that may leave the sum of a job's ready update again."""
+        return self.ready[job_id][1].surplus_seeds if job_id in self.ready else ()
+
     def forget_attempt(self, ctx: bytes) -> None:
         """Drop what belongs to one attempt."""
         for held in (self.charged, self.masked, self.joining):

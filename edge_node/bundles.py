@@ -63,10 +63,17 @@ class BundleMaker:
         signed = SignedBundle(bundle, self._signer.sign(bundle_statement(bundle)))
         return signed, StoredBundle(serial, encode_bundle(signed), seed)
 
-    def find(self, roster: Roster) -> tuple[SignedBundle, SiteSecrets] | None:
+    def find(
+        self, roster: Roster, surplus_seeds: tuple[bytes, ...]
+    ) -> tuple[SignedBundle, SiteSecrets] | None:
         """Give the own bundle of a roster and its attempt's secrets, two of them fresh.
 
-        None when the roster holds no bundle of this site that is still in stock.
+        Args:
+            roster: As received.
+            surplus_seeds: Of the update that the attempt is to send.
+
+        Returns:
+            None when the roster holds no bundle of this site that is still in stock.
         """
         for serial in _own_serials(roster, self._signer.fingerprint):
             stored = self._store.bundle(serial)
@@ -75,6 +82,7 @@ class BundleMaker:
                     BundleSecrets(stored.seed),
                     secrets.token_bytes(SEED_BYTES),
                     secrets.token_bytes(SEED_BYTES),
+                    surplus_seeds,
                 )
                 return decode_bundle(stored.signed), secret
         return None
@@ -82,14 +90,17 @@ class BundleMaker:
 
 def pack_secrets(attempt: SiteSecrets) -> bytes:
     """Write an attempt's secrets in one piece, for the store to wrap."""
-    return attempt.bundle.seed + attempt.self_mask_seed + attempt.coefficient_seed
+    seeds = (attempt.bundle.seed, attempt.self_mask_seed, attempt.coefficient_seed)
+    return b"".join((*seeds, *attempt.surplus_seeds))
 
 
 def unpack_secrets(raw: bytes) -> SiteSecrets:
     """Read what `pack_secrets` wrote."""
     parts = [raw[i : i + SEED_BYTES] for i in range(0, len(raw), SEED_BYTES)]
-    bundle_seed, self_mask_seed, coefficient_seed = parts
-    return SiteSecrets(BundleSecrets(bundle_seed), self_mask_seed, coefficient_seed)
+    bundle_seed, self_mask_seed, coefficient_seed, *surplus_seeds = parts
+    return SiteSecrets(
+        BundleSecrets(bundle_seed), self_mask_seed, coefficient_seed, tuple(surplus_seeds)
+    )
 
 
 def encode_bundle(signed: SignedBundle) -> bytes:

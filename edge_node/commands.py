@@ -122,7 +122,7 @@ class RosterArrived:
 
     Attributes:
         own_bundle: None when the roster holds no bundle that lies in this site's stock.
-        secrets: The bundle's seed and two fresh seeds; None likewise.
+        secrets: The bundle's seed, two fresh seeds, the ready update's; None likewise.
         last_accepted: (round, attempt) of the last roster accepted for the job, durable.
     """
 

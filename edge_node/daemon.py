@@ -272,9 +272,9 @@ class EdgeNode:
         (log.warning if note.warning else log.info)(note.event, **note.facts)
 
     def _with_secrets(self, roster: Roster) -> RosterArrived:
-        """Find the own bundle of a roster; its two further seeds are fresh ones."""
+        """Find the own bundle of a roster; of its further seeds two are fresh ones."""
         last = self._store.last_accepted(roster.context.job_id)
-        found = self._bundles.find(roster)
+        found = self._bundles.find(roster, self._bench.surplus_seeds(roster.context.job_id))
         if found is None:
             return RosterArrived(roster, None, None, last)
         signed, secrets = found

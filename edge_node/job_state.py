@@ -197,6 +197,7 @@ class AttemptFacts:
             own_version=version,
             newest_version=version,
             noised=plan.mode is not Mode.NONE,
+            surplus_levels=plan.surplus_levels,
         )
 
 

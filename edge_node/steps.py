@@ -111,6 +111,11 @@ class StepWriter:
             raise PeerError(
                 Reason.STOPPED, "the update of this attempt was lost in a restart; nothing charged"
             )
+        _, secrets = self._bench.joining[command.ctx]
+        if update.surplus_seeds != secrets.surplus_seeds:
+            raise PeerError(
+                Reason.STOPPED, "the update was made anew since the roster came; nothing charged"
+            )
         return update
 
     def _charge(self, command: CommitStep) -> PreparedCharge:

@@ -95,7 +95,7 @@ class StoredAttempt:
 
     Attributes:
         facts: Whatever the daemon needs to rebuild it, as the daemon encoded it.
-        secrets: Bundle seed, self-mask seed and coefficient seed, 96 bytes.
+        secrets: Bundle seed, self-mask seed, coefficient seed and surplus seeds, 32 bytes each.
         serial: The bundle that step 1 burns; 0 once it is burnt.
         bundle: That bundle as it was signed, once it is burnt.
     """

@@ -17,6 +17,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.errors import UsageError
 from privacy.keystream import Keystream, Label, blocks_at
 
 TAIL_BITS = 130
@@ -28,6 +29,7 @@ START_BITS = 200
 _UNIT = 128  # bits of a table entry
 _FIRST = 32  # bits of the first draw
 _MAX_GUIDE_BITS = 18
+_SAMPLES_OF_A_BLOCK = 4
 _CHUNK = 1 << 15  # samples at once: the working arrays stay in the second-level cache
 
 
@@ -71,6 +73,7 @@ class CumulativeTable:
         seed: bytes,
         count: int,
         streams: tuple[Label, Label] = (Label.NOISE_FIRST, Label.NOISE_TIE),
+        offset: int = 0,
     ) -> NDArray[np.int64]:
         """Draw independent integers.
 
@@ -78,21 +81,24 @@ class CumulativeTable:
             seed: 32 secret bytes, used for nothing else and once only.
             count: Number of samples, at least 0.
             streams: Labels of the first words and of the words that decide ties.
+            offset: Samples to pass over, a multiple of 4: a slice of what the seed stands for.
 
         Returns:
             Integers, shape (count,), the same for the same seed on every machine.
 
         Raises:
-            UsageError: The seed is not 32 bytes.
+            UsageError: The seed is not 32 bytes, or the offset is no multiple of 4.
         """
-        stream = Keystream(seed, streams[0])
+        if offset % _SAMPLES_OF_A_BLOCK:
+            raise UsageError("samples are passed over in whole blocks of the keystream, by fours")
+        stream = Keystream(seed, streams[0], offset // _SAMPLES_OF_A_BLOCK)
         samples = np.empty(count, dtype=np.int64)
         for begin in range(0, count, _CHUNK):
             size = min(_CHUNK, count - begin)
             first = stream.read(4 * size).view("<u4")
             rows, tied = self._rows(first)
             if tied.size:
-                blocks = blocks_at(seed, streams[1], tied + begin)
+                blocks = blocks_at(seed, streams[1], tied + (offset + begin))
                 rows[tied] = self._resolve(first[tied], blocks)
             np.subtract(rows, self.half_width, out=samples[begin : begin + size])
         return samples

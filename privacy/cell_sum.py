@@ -130,7 +130,7 @@ class CellSum:
         self._sum_U = None
         if noise_seed is not None:
             quantised = QuantisedDelta(total_U.astype(np.int64, copy=False), plan.sensitivity)
-            return add_skellam_noise(quantised, plan.noise_variance, noise_seed)
+            return add_skellam_noise(quantised, plan.noise_share, noise_seed)
         if np.abs(total_U).max() > plan.clip_gradient:
             message = (
                 f"this site's sums leave the plan's range of {plan.clip_gradient:g}: it holds more"

@@ -25,6 +25,7 @@ from privacy.pipeline import EncodingPlan, Mode
 from privacy.quantise import RecordRule, Rounding
 from privacy.ring import MAX_BITS
 from privacy.spec import TensorSpec, VectorSpec
+from privacy.surplus import NoiseLevel, choose_levels
 from privacy.terms import CohortRules, PrivacyTerms
 
 _BOUNDED_ROOM = 2.0 ** (MAX_BITS - 2)
@@ -144,6 +145,9 @@ def _shared_noise_encoding(
             f" {MAX_STD} is the most: lower the noise multiplier (a larger epsilon), shorten the"
             " vector ([compression] keep), or raise the manifest's N_min"
         )
+    levels: tuple[NoiseLevel, ...] = ()
+    if terms.surplus_up_to:
+        levels = _surplus_levels(share, rules, terms.surplus_up_to)
     d = grid.linear_map.output_length
     by_site = terms.mode is Mode.SITE
     return EncodingPlan(
@@ -167,7 +171,19 @@ def _shared_noise_encoding(
         sensitivity=grid.sensitivity,
         noise_variance=share,
         local=None,
+        noise_levels=levels,
     )
+
+
+def _surplus_levels(share: int, rules: CohortRules, most: int) -> tuple[NoiseLevel, ...]:
+    levels = choose_levels(share, rules.min_survivors, rules.colluders, most)
+    if not levels:
+        raise UsageError(
+            "[privacy] remove_surplus_noise = true has nothing to remove: [round] target_sites ="
+            f" {most} must be above the manifest's N_min = {rules.min_survivors}, and a share's"
+            f" variance, here {share}, above 1; leave the key out"
+        )
+    return levels
 
 
 def _local_encoding(

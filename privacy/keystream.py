@@ -47,11 +47,11 @@ def check_seed(seed: bytes) -> None:
 
 
 class Keystream:
-    """Read one labelled stream of a seed from its start on."""
+    """Read one labelled stream of a seed from its start, or another block, on."""
 
-    def __init__(self, seed: bytes, label: Label) -> None:
+    def __init__(self, seed: bytes, label: Label, block: int = 0) -> None:
         check_seed(seed)
-        first_block = bytes([label]) + bytes(BLOCK_BYTES - 1)
+        first_block = bytes([label]) + block.to_bytes(BLOCK_BYTES - 1, "big")
         self._encryptor = Cipher(algorithms.AES(seed), modes.CTR(first_block)).encryptor()
 
     def read(self, length: int) -> NDArray[np.uint8]:

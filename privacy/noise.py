@@ -21,7 +21,12 @@ from numpy.typing import NDArray
 
 from privacy.cdf_table import START_BITS, TAIL_BITS, CumulativeTable, table_of
 from privacy.errors import UsageError
+from privacy.keystream import check_seed
 from privacy.quantise import QuantisedDelta
+from privacy.ring import reduce_in_place
+from privacy.secagg.encoding import Label
+from privacy.secagg.keys import hkdf
+from privacy.surplus import MAX_LEVELS, NoiseShare
 
 MAX_STD = 2**17
 """Largest standard deviation of one share, in grid units: above it the table outgrows a cache."""
@@ -34,12 +39,15 @@ class NoisedUpdate:
     Attributes:
         vector_D: int64, shape (d,), before reduction mod 2^B: a retry may change B
             (secure-aggregation.md, "Retry rule"), so reducing is the mask's business.
+        surplus_seeds: By level, what the parts of the share were drawn from that may be taken off
+            the sum again (`privacy.surplus`): secrets of the attempt that the update is sent in.
     """
 
     vector_D: NDArray[np.int64]
+    surplus_seeds: tuple[bytes, ...] = ()
 
 
-def add_skellam_noise(update: QuantisedDelta, variance: int, noise_seed: bytes) -> NoisedUpdate:
+def add_skellam_noise(update: QuantisedDelta, share: NoiseShare, noise_seed: bytes) -> NoisedUpdate:
     """Add a Skellam share of the given variance.
 
     Agarwal, Kairouz, Liu, "The Skellam Mechanism", arXiv 2110.04995: the shares of the honest
@@ -48,15 +56,48 @@ def add_skellam_noise(update: QuantisedDelta, variance: int, noise_seed: bytes) 
 
     Args:
         update: Integers with their sensitivity.
-        variance: V_site, grid units squared; at least 1.
+        share: V_site and the parts that it is drawn in. Without levels the seed is the sampler's;
+            with them each part has a seed of its own, derived from it one way.
         noise_seed: 32 secret bytes, fresh for this attempt.
 
     Raises:
         UsageError: The variance is out of range or the seed is not 32 bytes.
     """
-    vector_D = skellam_table(variance).sample(noise_seed, update.values_d.size)
+    length = update.values_d.size
+    if not share.levels:
+        vector_D = skellam_table(share.variance).sample(noise_seed, length)
+        vector_D += update.values_d
+        return NoisedUpdate(vector_D)
+    check_seed(noise_seed)
+    base_seed = hkdf(noise_seed, Label.BASE_NOISE)
+    seeds = tuple(hkdf(noise_seed, Label.SURPLUS_NOISE, level.survivors) for level in share.levels)
+    vector_D = skellam_table(share.base).sample(base_seed, length)
+    for variance, seed in zip(share.increments, seeds, strict=True):
+        vector_D += skellam_table(variance).sample(seed, length)
     vector_D += update.values_d
-    return NoisedUpdate(vector_D)
+    return NoisedUpdate(vector_D, seeds)
+
+
+def subtract_noise(
+    sum_d: NDArray[np.uint32], variance: int, seed: bytes, bits: int, offset: int = 0
+) -> None:
+    """Take one part of a site's share off an opened sum, or a slice of it, in place.
+
+    Costs what drawing the part did at the site.
+
+    Args:
+        sum_d: Modulo 2^bits, uint32, shape (d,).
+        variance: Of the part.
+        seed: As the site revealed it. A wrong one adds noise instead, as the site could anyway.
+        bits: B of the ring.
+        offset: Coordinate at which a slice starts, a multiple of 4.
+
+    Raises:
+        UsageError: The variance is out of range, or the seed is not 32 bytes.
+    """
+    part_d = skellam_table(variance).sample(seed, sum_d.size, offset=offset)
+    sum_d -= part_d.astype(np.uint32)  # the low 32 bits: arithmetic modulo 2^32
+    reduce_in_place(sum_d, bits)
 
 
 def without_noise(update: QuantisedDelta, bits: int) -> NoisedUpdate:
@@ -80,7 +121,7 @@ def without_noise(update: QuantisedDelta, bits: int) -> NoisedUpdate:
     return NoisedUpdate(update.values_d)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2 * (MAX_LEVELS + 1))
 def skellam_table(variance: int) -> CumulativeTable:
     """Build the 128-bit table of Skellam(V), the difference of two Poisson(V/2) variables.
 

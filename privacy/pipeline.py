@@ -39,6 +39,7 @@ from privacy.quantise import (
 )
 from privacy.ring import MAX_BITS, MIN_BITS
 from privacy.spec import MAX_LENGTH
+from privacy.surplus import NoiseLevel, NoiseShare
 
 MAX_RECORDS = 2**40
 _MAX_PLAN_BYTES = 4096
@@ -102,6 +103,8 @@ class EncodingPlan:
         noise_variance: V_site, variance of one site's share, grid units squared, rounded up to a
             whole number; 0 where the sum itself is not noised.
         local: Mode record-local: clip, grid and noise of each local step; else None.
+        noise_levels: What a share needs where more than N_min sites survive; empty where all noise
+            stays in the sum (`privacy.surplus`).
 
     Raises:
         PeerError: MALFORMED: a field is out of range or does not fit another one; POLICY: the
@@ -128,6 +131,7 @@ class EncodingPlan:
     sensitivity: float
     noise_variance: int
     local: LocalNoise | None
+    noise_levels: tuple[NoiseLevel, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -190,6 +194,16 @@ class EncodingPlan:
     def clip(self) -> float:
         """Return C with C^2 = C_g^2 + C_m^2."""
         return math.hypot(self.clip_gradient, self.clip_metrics)
+
+    @property
+    def noise_share(self) -> NoiseShare:
+        """Return a site's share of the noise, in its parts."""
+        return NoiseShare(self.noise_variance, self.noise_levels)
+
+    @property
+    def surplus_levels(self) -> tuple[int, ...]:
+        """Return the numbers of survivors at which one more seed is revealed in step 4."""
+        return tuple(level.survivors for level in self.noise_levels)
 
     @cached_property
     def record_rule(self) -> RecordRule:
@@ -257,6 +271,7 @@ class EncodingPlan:
                 1 <= self.noise_variance <= MAX_STD**2 if noised else self.noise_variance == 0
             ),
             "local": (self.local is not None) == local,
+            "noise_levels": not self.noise_levels or (noised and self.noise_share.is_valid),
         }
         if self.local is not None:
             checks["local"] &= (self.local.clip_metrics > 0) == (self.metrics_length > 0)
@@ -320,7 +335,7 @@ class RecordAccumulator:
         quantised = self._open().finish()
         self._sum = None
         plan = self._plan
-        return add_skellam_noise(quantised, plan.noise_variance, noise_seed)
+        return add_skellam_noise(quantised, plan.noise_share, noise_seed)
 
     def _open(self) -> RecordSum:
         if self._sum is None:
@@ -372,7 +387,7 @@ def encode_delta(
     compressed = compress(clipped, plan.linear_map)
     if plan.mode is Mode.SITE and rounding_seed is not None and noise_seed is not None:
         quantised = round_conditionally(compressed, plan.scale, rounding_seed)
-        return add_skellam_noise(quantised, plan.noise_variance, noise_seed)
+        return add_skellam_noise(quantised, plan.noise_share, noise_seed)
     plain = plan.mode in (Mode.NONE, Mode.RECORD_LOCAL)
     if plain and rounding_seed is None and noise_seed is None:
         return without_noise(round_plainly(compressed, plan.scale), plan.bits)

@@ -1,6 +1,7 @@
 """Write frozen records of plain fields as canonical JSON, and read them back strictly.
 
-Compact ASCII JSON, keys sorted, bytes in hexadecimal, a nested record as an object, None as null.
+Compact ASCII JSON, keys sorted, bytes in hexadecimal, a nested record as an object, None as null, a
+tuple of records as an array.
 One value has one encoding, so equal digests mean equal plans.
 """
 
@@ -8,7 +9,7 @@ import dataclasses
 import json
 from enum import StrEnum
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 
 def to_json(record: Any) -> bytes:
@@ -16,7 +17,7 @@ def to_json(record: Any) -> bytes:
 
     Args:
         record: A dataclass instance whose fields are int, float, str, bytes, a ``StrEnum``, such a
-            record, or such a record or None.
+            record, such a record or None, or a tuple of such records.
     """
     return json.dumps(
         _fields_of(record), sort_keys=True, separators=(",", ":"), allow_nan=False
@@ -52,6 +53,8 @@ def _written(kind: Any, value: Any) -> Any:
         return None
     if dataclasses.is_dataclass(value):
         return _fields_of(value)
+    if isinstance(value, tuple):
+        return [_fields_of(entry) for entry in value]
     if isinstance(value, bytes):
         return value.hex()
     return (
@@ -71,6 +74,10 @@ def _read(kind: Any, value: Any) -> Any:
         if value is None:
             return None
         kind = get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise TypeError
+        return tuple(_record(get_args(kind)[0], entry) for entry in value)
     if isinstance(value, dict):
         return _record(kind, value)
     if kind is bytes:

@@ -34,6 +34,8 @@ class PrivacyTerms:
         site_range: For sums whose size is bounded, as counts are: the most that one coordinate of
             one site's sum can be. The ring then holds all members' sums and cannot wrap, and
             ``expected_batch_size`` and ``signal_range`` are unused; 0 for other work.
+        surplus_up_to: Survivors of a round in which nobody is lost, where noise that only fewer
+            survivors would need is taken off the sum; 0 where all of it stays.
     """
 
     mode: Mode
@@ -58,6 +60,7 @@ class PrivacyTerms:
     update_norm: float = 0.0
     evaluation_rounds: int = 0
     evaluation_length: int = 0
+    surplus_up_to: int = 0
 
     @property
     def exchanges(self) -> int:

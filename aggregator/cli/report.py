@@ -103,6 +103,10 @@ def privacy_facts(job: JobFile, plan: EncodingPlan, history: JobHistory) -> list
             ("variance of a site's share", f"{plan.noise_variance} grid steps squared"),
         ]
     rows += [
+        (f"… of it kept with {level.survivors} survivors", f"{level.variance} grid steps squared")
+        for level in plan.noise_levels
+    ]
+    rows += [
         ("vector", f"{plan.length} integers of {plan.bits} bits, map {plan.map_kind}"),
         ("app", f"sha256:{history.app_sha256.hex()}"),
         ("manifest", f"sha256:{history.manifest_hash.hex()}"),

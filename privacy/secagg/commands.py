@@ -196,9 +196,14 @@ class FoldUpload:
 
 @dataclass(frozen=True)
 class UnmaskSum:
-    """Apply these terms, with their signs as they are, to the folded sum (``masking.unmask``)."""
+    """Apply these terms, with their signs as they are, to the folded sum (``masking.unmask``).
+
+    ``surplus_seeds``: by level, for each survivor that revealed any, what draws the parts of its
+    noise to subtract (``privacy.noise.subtract_noise``).
+    """
 
     terms: tuple[MaskTerm, ...] = field(repr=False)
+    surplus_seeds: tuple[tuple[bytes, ...], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class Label(StrEnum):
     TRANSPORT_SCALAR = "scalar-c"
     MASK_SCALAR = "scalar-m"
     SHAMIR_COEFFICIENTS = "shamir"
+    BASE_NOISE = "noise"
+    SURPLUS_NOISE = "surplus-noise"
 
 
 def enc(*parts: str | bytes | int) -> bytes:

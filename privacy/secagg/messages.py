@@ -215,12 +215,17 @@ class RevealedShare:
 
 @dataclass(frozen=True)
 class UnmaskShares:
-    """Step 4, site to aggregator: self-mask shares of survivors, mask-key shares of drop-outs."""
+    """Step 4, site to aggregator: self-mask shares of survivors, mask-key shares of drop-outs.
+
+    ``surplus_seeds``: of the parts of this site's own noise that so many survivors do not need, by
+    level (`privacy.surplus`); empty where all noise stays.
+    """
 
     ctx: bytes
     sender: Fingerprint
     self_shares: tuple[RevealedShare, ...]
     mask_shares: tuple[RevealedShare, ...]
+    surplus_seeds: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,13 @@ def check_retry(old: SiteConfig, stored: Mapping[Step, bytes], proof: RetryProof
     Raises:
         PeerError: WRONG_CONTEXT, another attempt; MALFORMED, a vote twice, or on a set that holds
             this site; BAD_SIGNATURE; BELOW_THRESHOLD, fewer than A votes.
-        UsageError: The old attempt was never charged, so there is nothing to retry for free.
+        UsageError: The old attempt was never charged, so there is nothing to retry for free; or its
+            slot 4 is taken: its sum may be open, and surplus seeds of this update may be known.
     """
     if Step.SHARE_KEYS not in stored or Step.MASKED_UPDATE not in stored:
         raise UsageError("the old attempt has no slot 2: it charged nothing, so charge now")
+    if Step.UNMASK in stored:
+        raise UsageError("the old attempt's slot 4 let its shares and seeds out: charge now")
     first = slots.decode(Step.SHARE_KEYS, stored[Step.SHARE_KEYS])
     if not isinstance(first, slots.SharesSlot) or first.roster.context != old.context:
         raise UsageError("the slots given belong to another attempt")

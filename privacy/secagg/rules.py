@@ -121,6 +121,8 @@ class ExpectedPlan:
         staleness_cap: How many versions a base may lie behind the newest.
         noised: The update carries DP noise, so bases may be mixed.
         encoding_core: Canonical bytes of the encoding with B left out: what a retry may not change.
+        surplus_levels: Numbers of survivors, ascending, at each of which step 4 reveals one more
+            surplus seed of this site; from the encoding, which the roster's must equal.
     """
 
     encoding: bytes
@@ -132,6 +134,7 @@ class ExpectedPlan:
     staleness_cap: int = 0
     noised: bool = True
     encoding_core: bytes = b""
+    surplus_levels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,7 @@ class ServerConfig:
         plan: The frozen plan; bases sorted by fingerprint, one for each bundle.
         pinned: SPKI (DER) of signing keys, by site.
         timeouts: See ``StepTimeouts``.
+        surplus_levels: As the plan's encoding says; see ``ExpectedPlan``.
     """
 
     suite: Suite
@@ -216,6 +220,7 @@ class ServerConfig:
     plan: CohortPlan
     pinned: Mapping[Fingerprint, bytes]
     timeouts: StepTimeouts = StepTimeouts()
+    surplus_levels: tuple[int, ...] = ()
 
 
 def check_survivors(

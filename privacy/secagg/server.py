@@ -51,6 +51,7 @@ from privacy.secagg.messages import (
 from privacy.secagg.retry import prove
 from privacy.secagg.rules import ServerConfig, StepTimeouts
 from privacy.secagg.site_steps import DealerError
+from privacy.surplus import levels_reached
 
 __all__ = ["Phase", "ServerAttempt", "ServerConfig", "StepTimeouts"]
 
@@ -236,7 +237,9 @@ class ServerAttempt:
             _check_same(self._answers[index], message)
             return []
         self._check_due(Phase.UNMASK, self._votes, index)
-        server_steps.check_answer(self.cohort, self._dealt, self._survivors, message)
+        server_steps.check_answer(
+            self.cohort, self._dealt, self._survivors, message, self._surplus_due
+        )
         self._answers[index] = message
         return []
 
@@ -297,7 +300,8 @@ class ServerAttempt:
                 Reason.BELOW_THRESHOLD,
                 f"step {int(self.phase)}: {len(possible)} sites are left, {least} are needed",
             )
-        enough = self.phase is Phase.UNMASK and len(answered_now) >= least
+        # Any t answers take the masks off; surplus noise goes with the seeds of each one more.
+        enough = self.phase is Phase.UNMASK and not self._surplus_due and len(answered_now) >= least
         if not (enough or late or possible == answered_now):
             return []
         if len(answered_now) < least:
@@ -368,7 +372,7 @@ class ServerAttempt:
         self._deadline_s = None
         published = Published(cohort.ctx, transcript)
         return [
-            UnmaskSum(terms),
+            UnmaskSum(terms, self._surplus_seeds()),
             Publish(transcript, self.survivors),
             *self._post(self._survivors, lambda _: published),
         ]
@@ -420,6 +424,16 @@ class ServerAttempt:
             AbortAttempt(reason, message, tuple(self._culprits)),
             *self._post(members, lambda _: request),
         ]
+
+    @property
+    def _surplus_due(self) -> int:
+        """How many seeds each survivor reveals, now that U3 is fixed."""
+        return levels_reached(self._config.surplus_levels, len(self._survivors))
+
+    def _surplus_seeds(self) -> tuple[tuple[bytes, ...], ...]:
+        if not self._surplus_due:
+            return ()
+        return tuple(answer.surplus_seeds for answer in self._answers.values())
 
     def _survivor_statement(self) -> bytes:
         cohort = self.cohort

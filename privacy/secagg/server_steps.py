@@ -88,6 +88,7 @@ def check_answer(
     dealt: Mapping[int, DealtShares],
     survivors: tuple[int, ...],
     answer: UnmaskShares,
+    seeds: int,
 ) -> None:
     """Check a holder's shares against the commitments of those who dealt them.
 
@@ -96,15 +97,22 @@ def check_answer(
         dealt: U2, by index, ascending.
         survivors: U3, ascending.
         answer: From a member of U3.
+        seeds: How many surplus seeds it must hold. Whether they are the right ones cannot be told:
+            a wrong one is noise, which the site could have put into its update as well.
 
     Raises:
-        PeerError: MALFORMED, not exactly the shares asked for; BAD_SHARE, one misses its
+        PeerError: MALFORMED, not exactly the shares and seeds asked for; BAD_SHARE, one misses its
             commitment: the holder, not the dealer, is at fault, for it accepted that share.
     """
     holder = cohort.index_of(answer.sender)
     dropped = tuple(j for j in dealt if j not in survivors)
     if (_owners(answer.self_shares), _owners(answer.mask_shares)) != (survivors, dropped):
         raise PeerError(Reason.MALFORMED, f"{cohort.name(holder)} reveals other shares than asked")
+    if len(answer.surplus_seeds) != seeds:
+        raise PeerError(
+            Reason.MALFORMED,
+            f"{cohort.name(holder)} reveals {len(answer.surplus_seeds)} surplus seeds, not {seeds}",
+        )
     for label, shares in (
         (Label.SELF_SHARE_COMMITMENT, answer.self_shares),
         (Label.MASK_SHARE_COMMITMENT, answer.mask_shares),

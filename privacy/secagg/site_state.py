@@ -11,6 +11,7 @@ from privacy.secagg.commands import MaskAndUpload, Send, SiteCommand, Step
 from privacy.secagg.messages import AbortSignature, DealtShares, SurvivorSignature
 from privacy.secagg.rules import SiteConfig
 from privacy.secagg.site_steps import SharePair, SiteCrypto, SiteSecrets, unmask_shares
+from privacy.surplus import levels_reached
 
 
 class SiteState:
@@ -68,6 +69,8 @@ class SiteState:
         """Take an admitted cohort and derive the keys."""
         if self._secrets is None:
             raise UsageError("this attempt's secrets are gone")
+        if len(self._secrets.surplus_seeds) != len(self.config.plan.surplus_levels):
+            raise UsageError("the update was not drawn with one surplus seed a level of the plan")
         self.cohort = cohort
         self._crypto = SiteCrypto(self.config.suite, cohort, self.config.me, self._secrets)
 
@@ -124,8 +127,17 @@ class SiteState:
             case slots.AbortSlot():
                 return [Send(AbortSignature(self.ctx, me, slot.signature, slot.accused))]
             case slots.UnmaskSlot():
-                dealt, survivors = self.chosen.dealt, self.chosen.survivors
-                return [Send(unmask_shares(self.joined, me, self._held, dealt, survivors))]
+                chosen = self.chosen
+                return [
+                    Send(unmask_shares(self.joined, me, self._held, chosen, self._surplus(chosen)))
+                ]
+
+    def _surplus(self, chosen: slots.SurvivorSlot) -> tuple[bytes, ...]:
+        """Give the seeds of the noise that this very U3 can do without: no level above |U3|."""
+        if self._secrets is None:
+            raise UsageError("this attempt's secrets are gone")
+        reached = levels_reached(self.config.plan.surplus_levels, len(chosen.survivors))
+        return self._secrets.surplus_seeds[:reached]
 
     def slot_three(self) -> list[SiteCommand]:
         """Give the vote or the abort of slot 3 again; it needs no secret. Nothing if it is free."""

@@ -25,6 +25,7 @@ from privacy.secagg.messages import (
     ShareDelivery,
     UnmaskShares,
 )
+from privacy.secagg.slots import SurvivorSlot
 
 CIPHERTEXT_BYTES = 2 * shamir.SHARE_BYTES + 16
 """Two shares and the GCM tag."""
@@ -46,11 +47,13 @@ class SiteSecrets:
         bundle: What the one-time bundle was made from.
         self_mask_seed: b.
         coefficient_seed: Shamir's coefficients derive from it.
+        surplus_seeds: Of the update to be sent, one a level of the plan (`privacy.surplus`).
     """
 
     bundle: BundleSecrets = field(repr=False)
     self_mask_seed: bytes = field(repr=False)
     coefficient_seed: bytes = field(repr=False)
+    surplus_seeds: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -194,8 +197,8 @@ def unmask_shares(
     cohort: Cohort,
     me: Fingerprint,
     held: Mapping[int, SharePair],
-    dealt: tuple[int, ...],
-    survivors: tuple[int, ...],
+    chosen: SurvivorSlot,
+    surplus_seeds: tuple[bytes, ...],
 ) -> UnmaskShares:
     """Choose for each member of U2 the one share that is revealed (step 4).
 
@@ -205,18 +208,18 @@ def unmask_shares(
         cohort: The attempt's cohort.
         me: The revealing site.
         held: By owner's index, for every member of U2, this site included.
-        dealt: U2, ascending.
-        survivors: U3, ascending.
+        chosen: U2 and U3, from slot 3.
+        surplus_seeds: Those of this site that U3 is large enough to do without.
     """
-    alive = frozenset(survivors)
+    alive = frozenset(chosen.survivors)
     self_shares: list[RevealedShare] = []
     mask_shares: list[RevealedShare] = []
-    for j in dealt:
+    for j in chosen.dealt:
         if j in alive:
             self_shares.append(RevealedShare(j, held[j].self_share))
         else:
             mask_shares.append(RevealedShare(j, held[j].mask_share))
-    return UnmaskShares(cohort.ctx, me, tuple(self_shares), tuple(mask_shares))
+    return UnmaskShares(cohort.ctx, me, tuple(self_shares), tuple(mask_shares), surplus_seeds)
 
 
 def index_delivery(

@@ -16,6 +16,7 @@ from tidegate.jobfile import (
     Evaluation,
     FlowerApp,
     JobFile,
+    LocalPrivacy,
     NoPrivacy,
     RecordPrivacy,
     SitePrivacy,
@@ -126,6 +127,8 @@ def _terms(job: JobFile) -> PrivacyTerms:
         delta_dp=privacy.delta_dp,
         noise_multiplier=privacy.noise_multiplier,
     )
+    if not isinstance(privacy, LocalPrivacy) and privacy.remove_surplus_noise:
+        terms = replace(terms, surplus_up_to=job.round.target_sites)
     if isinstance(privacy, SitePrivacy):
         return replace(terms, rounding=Rounding.CONDITIONAL)
     terms = replace(

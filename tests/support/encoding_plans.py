@@ -31,7 +31,15 @@ def make_rule(
 
 
 def make_plan(
-    mode=Mode.RECORD_DISTRIBUTED, *, bits=24, z=1.0, honest=3, max_rows=0, steps=3, **rule_options
+    mode=Mode.RECORD_DISTRIBUTED,
+    *,
+    bits=24,
+    z=1.0,
+    honest=3,
+    max_rows=0,
+    steps=3,
+    noise_levels=(),
+    **rule_options,
 ):
     if mode is not Mode.RECORD_DISTRIBUTED:
         rule_options.setdefault(
@@ -74,6 +82,7 @@ def make_plan(
         sensitivity=sensitivity,
         noise_variance=math.ceil((z * sensitivity) ** 2 / honest),
         local=local,
+        noise_levels=noise_levels,
     )
 
 

@@ -53,11 +53,12 @@ def signer(suite_name: str, name: str) -> SoftwareSigner:
     return SoftwareSigner(ec.derive_private_key(scalar, ec.SECP256R1()))
 
 
-def secrets_of(name: str, serial: int) -> SiteSecrets:
+def secrets_of(name: str, serial: int, levels: int = 0) -> SiteSecrets:
     return SiteSecrets(
         BundleSecrets(seed("bundle", name, serial)),
         seed("self", name, serial),
         seed("coefficients", name, serial),
+        tuple(seed("surplus", name, serial, level) for level in range(levels)),
     )
 
 
@@ -182,6 +183,7 @@ class Outcome:
     server: ServerAttempt
     total_D: np.ndarray | None = None
     terms: tuple = ()
+    surplus_seeds: tuple = ()
     survivors: tuple = ()
     abort: c.AbortAttempt | None = None
     blamed: list = field(default_factory=list)
@@ -207,8 +209,10 @@ class Federation:
         serial: int = 1,
         data: str = "x",
         timeouts: StepTimeouts | None = None,
+        surplus_levels: tuple[int, ...] = (),
         **policy,
     ):
+        self.surplus_levels = surplus_levels
         self.suite, self.n, self.ring_bits, self.length = suite, n, ring_bits, length
         names = names or [f"site-{k}" for k in range(n)]
         keys = {signer(suite.name, name).fingerprint: name for name in names}
@@ -247,13 +251,23 @@ class Federation:
             self.context,
             self.pinned,
             self.policy,
-            ExpectedPlan(b"encoding", self.ring_bits, self.length, seed("chain"), 7, 7, 0, True),
+            ExpectedPlan(
+                b"encoding",
+                self.ring_bits,
+                self.length,
+                seed("chain"),
+                7,
+                7,
+                0,
+                True,
+                surplus_levels=self.surplus_levels,
+            ),
         )
         return Site(
             name,
             config,
             signed_bundle(self.suite, name, serial),
-            secrets_of(name, serial),
+            secrets_of(name, serial, len(self.surplus_levels)),
             key,
             data_of(data, name, self.length),
         )
@@ -265,7 +279,13 @@ class Federation:
     def new_server(self) -> ServerAttempt:
         return ServerAttempt(
             ServerConfig(
-                self.suite, self.context, self.bundles, self.plan, self.pinned, self.timeouts
+                self.suite,
+                self.context,
+                self.bundles,
+                self.plan,
+                self.pinned,
+                self.timeouts,
+                self.surplus_levels,
             )
         )
 
@@ -329,6 +349,7 @@ class Federation:
                 total_D += self.sites[self.members.index(command.sender)].upload.values_d
             case c.UnmaskSum():
                 outcome.terms = command.terms
+                outcome.surplus_seeds = command.surplus_seeds
                 unmask(total_D, command.terms, self.ring_bits)
             case c.Publish():
                 outcome.survivors = command.survivors

@@ -88,7 +88,8 @@ def unmask_shares(draw):
     cut = draw(st.integers(0, len(owners)))
     value = st.binary(min_size=33, max_size=33)
     revealed = [RevealedShare(owner, draw(value)) for owner in owners]
-    return UnmaskShares(draw(hashes), SENDER, tuple(revealed[:cut]), tuple(revealed[cut:]))
+    seeds = tuple(draw(st.lists(hashes, max_size=4)))
+    return UnmaskShares(draw(hashes), SENDER, tuple(revealed[:cut]), tuple(revealed[cut:]), seeds)
 
 
 @st.composite

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from privacy.errors import PeerError, Reason
+from privacy.secagg.keys import SEED_BYTES
 from privacy.secagg.messages import (
     AbortRequest,
     AbortSignature,
@@ -30,6 +31,7 @@ from privacy.secagg.messages import (
     UnmaskShares,
 )
 from privacy.secagg.shamir import SHARE_BYTES
+from privacy.surplus import MAX_LEVELS
 from tidegate.convert import bounds
 from tidegate.convert.bounds import Limits, malformed
 from tidegate.v1 import secagg_pb2 as pb
@@ -144,7 +146,10 @@ def unmask_shares_from_wire(
     if {share.owner for share in self_shares} & {share.owner for share in mask_shares}:
         raise malformed("unmask_shares", "must not hold both secrets of one site")
     ctx = bounds.sha256(message.ctx, "unmask_shares.ctx")
-    return UnmaskShares(ctx, sender, self_shares, mask_shares)
+    name = "unmask_shares.surplus_seeds"
+    bounds.count(message.surplus_seeds, MAX_LEVELS, name, least=0)
+    seeds = tuple(bounds.fixed(seed, SEED_BYTES, name) for seed in message.surplus_seeds)
+    return UnmaskShares(ctx, sender, self_shares, mask_shares, seeds)
 
 
 def abort_request_from_wire(message: pb.AbortRequest) -> AbortRequest:
@@ -363,6 +368,7 @@ def unmask_shares_to_wire(shares: UnmaskShares) -> pb.UnmaskShares:
         ctx=shares.ctx,
         self_shares=_revealed_to_wire(shares.self_shares),
         mask_shares=_revealed_to_wire(shares.mask_shares),
+        surplus_seeds=shares.surplus_seeds,
     )
 
 

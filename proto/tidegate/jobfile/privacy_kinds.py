@@ -35,6 +35,7 @@ class RecordPrivacy:
     ``expected_batch_size`` the public divisor for the whole cohort. ``noise_multiplier`` z is None
     where it is to be calibrated for epsilon. ``max_records`` bounds a site's records. Trees and
     statistics know their clipping norm themselves: it is 0 here, as is their batch size.
+    ``remove_surplus_noise`` takes noise off that only fewer survivors would need.
     """
 
     epsilon: float
@@ -48,6 +49,7 @@ class RecordPrivacy:
     noise_multiplier: float | None
     unit: PrivacyUnit = PrivacyUnit()
     mode: str = RECORD_DISTRIBUTED
+    remove_surplus_noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class SitePrivacy:
     noise_multiplier: float | None
     unit: PrivacyUnit = PrivacyUnit("site")
     mode: str = SITE
+    remove_surplus_noise: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from tidegate.toml_table import Span, Table
 _TARGET = ("mode", "epsilon", "delta_dp", "noise_multiplier")
 _RECORDS = ("unit", "user_column", "max_rows_per_user", "max_records", "sampling_rate")
 _NORMS = ("clipping_norm", "metrics_norm")
+_SURPLUS = "remove_surplus_noise"
 _KEYS = {
-    RECORD_DISTRIBUTED: (*_TARGET, *_RECORDS, *_NORMS, "expected_batch_size", "rounding"),
+    RECORD_DISTRIBUTED: (*_TARGET, *_RECORDS, *_NORMS, "expected_batch_size", "rounding", _SURPLUS),
     RECORD_LOCAL: (
         *_TARGET,
         *_RECORDS,
@@ -34,7 +35,7 @@ _KEYS = {
         "update_norm",
         "epochs",
     ),
-    SITE: (*_TARGET, "unit", *_NORMS),
+    SITE: (*_TARGET, "unit", *_NORMS, _SURPLUS),
     NONE: ("mode", "max_records", *_NORMS),
 }
 _ALL_KEYS = tuple(dict.fromkeys(key for keys in _KEYS.values() for key in keys))
@@ -83,7 +84,9 @@ def read_privacy(top: Table, work: Work, metrics_length: int) -> Privacy:
         return NoPrivacy(*norms, max_records=_read_most(table) if counted else 0)
     if mode == SITE:
         table.choice("unit", ("site",), "site")
-        return SitePrivacy(*_read_target(table), *norms, _read_noise(table))
+        remove = table.flag(_SURPLUS, default=False)
+        noise = _read_noise(table)
+        return SitePrivacy(*_read_target(table), *norms, noise, remove_surplus_noise=remove)
     return _read_by_record(table, mode, norms, counted=counted)
 
 
@@ -118,7 +121,8 @@ def _read_by_record(
             epochs=table.number("epochs", _POSITIVE) if table.has("epochs") else 0.0,
         )
     rounding = Rounding(table.choice("rounding", ("record", "sum"), "record"))
-    return RecordPrivacy(**shared, rounding=rounding)
+    remove = table.flag(_SURPLUS, default=False)
+    return RecordPrivacy(**shared, rounding=rounding, remove_surplus_noise=remove)
 
 
 def _read_clipping_norm(table: Table, *, counted: bool) -> float:

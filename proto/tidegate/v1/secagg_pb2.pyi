@@ -167,14 +167,16 @@ class RevealedShare(_message.Message):
     def __init__(self, owner: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class UnmaskShares(_message.Message):
-    __slots__ = ("ctx", "self_shares", "mask_shares")
+    __slots__ = ("ctx", "self_shares", "mask_shares", "surplus_seeds")
     CTX_FIELD_NUMBER: _ClassVar[int]
     SELF_SHARES_FIELD_NUMBER: _ClassVar[int]
     MASK_SHARES_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_SEEDS_FIELD_NUMBER: _ClassVar[int]
     ctx: bytes
     self_shares: _containers.RepeatedCompositeFieldContainer[RevealedShare]
     mask_shares: _containers.RepeatedCompositeFieldContainer[RevealedShare]
-    def __init__(self, ctx: _Optional[bytes] = ..., self_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., mask_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ...) -> None: ...
+    surplus_seeds: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, ctx: _Optional[bytes] = ..., self_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., mask_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., surplus_seeds: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("ctx", "reason")

@@ -121,7 +121,7 @@ def test_a_sum_unmasked_in_slices_on_several_cores_is_exact(monkeypatch, workers
     whole = fold.finish()
     for term in terms:
         add_keystream(whole.values_d, term.key, term.sign)
-    opened = unmask(whole, [replace(term, sign=-term.sign) for term in terms], workers)
+    opened = unmask(whole, [replace(term, sign=-term.sign) for term in terms], workers=workers)
     np.testing.assert_array_equal(opened.values_d, exact_sum(values, 20))
 
 

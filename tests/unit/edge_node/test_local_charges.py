@@ -87,14 +87,14 @@ class Site:
         key = ec.UpdateKey(number, number - 1, "")
         return asyncio.run(self.desk.make(ec.Train("job-1", key, DIGEST, len(MODEL), b"")))
 
-    def commit(self, ctx, step, number=1, attempt=1):
+    def commit(self, ctx, step, number=1, attempt=1, seeds=()):
         """Commit a step of an attempt, as the participant asks for it."""
         mode = self.work.job.plan.mode
         charge = step is Step.MASKED_UPDATE and mode is not Mode.RECORD_LOCAL
         if step is Step.SHARE_KEYS:
             (serial,) = self.store.reserve_serials(1)
             self.store.add_bundles([StoredBundle(serial, b"signed", b"s" * 32)], 512)
-            secrets = SiteSecrets(BundleSecrets(b"s" * 32), b"t" * 32, b"u" * 32)
+            secrets = SiteSecrets(BundleSecrets(b"s" * 32), b"t" * 32, b"u" * 32, seeds)
             self.bench.joining[ctx] = (serial, secrets)
         key = ec.UpdateKey(number, number - 1, "")
         commit = Commit(step, b"i" * 32, b"slot", charge)

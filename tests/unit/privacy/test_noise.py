@@ -13,6 +13,7 @@ from privacy.errors import UsageError
 from privacy.keystream import Label, blocks_at
 from privacy.noise import add_skellam_noise, skellam_table, without_noise
 from privacy.quantise import QuantisedDelta
+from privacy.surplus import NoiseShare
 from tests.support.encoding_plans import SEED
 
 TOP = (1 << 128) - 1
@@ -124,7 +125,7 @@ def test_seeds_of_another_length_are_refused_and_not_shown(seed):
 
 def test_noise_is_added_and_the_input_is_left_alone():
     values = np.arange(5, dtype=np.int64) * 1000
-    noised = add_skellam_noise(QuantisedDelta(values, 1.0), 100, SEED)
+    noised = add_skellam_noise(QuantisedDelta(values, 1.0), NoiseShare(100), SEED)
     assert np.array_equal(noised.vector_D - values, skellam_table(100).sample(SEED, 5))
     assert values.tolist() == [0, 1000, 2000, 3000, 4000]
 

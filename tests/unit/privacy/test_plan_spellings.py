@@ -27,6 +27,7 @@ PLANNED = {
         ),
         RULES,
     ),
+    "surplus": (replace(RECORDS, noise_multiplier=2.0, surplus_up_to=RULES.members), RULES),
     "local": (replace(LOCAL, noise_multiplier=2.0), RULES),
     "site": (replace(SITE, noise_multiplier=4.0), MANY),
     "none": (NONE, RULES),
@@ -37,6 +38,8 @@ def other_numbers(value):
     """Give values near a field's, and spellings of the same one."""
     if isinstance(value, str):
         return ["record", "user", "site", "none", "plain", "sum", "identity", "rotation", "00" * 32]
+    if isinstance(value, list):
+        return [None, {}, 0, [0], [[]], value[1:], [*value, {"survivors": 9, "variance": 1}]]
     if isinstance(value, float):
         near = [math.nextafter(value, to) for to in (-math.inf, math.inf)]
         return [*near, value * (1 - 1e-9), value / 2, 2 * value, -value, -0.0, 1e308]
@@ -47,8 +50,10 @@ def spellings(plan):
     """Give the bytes of plans that differ in one number each, with its name."""
 
     def fields(table, path=()):
-        for name, value in table.items():
-            if isinstance(value, dict):
+        for name, value in table.items() if isinstance(table, dict) else enumerate(table):
+            if isinstance(value, list):
+                yield (*path, name), value
+            if isinstance(value, dict | list):
                 yield from fields(value, (*path, name))
             elif value is not None:
                 yield (*path, name), value

@@ -233,6 +233,8 @@ WRONG = [
     Wrong("unmask_shares", "self_shares.0.owner", 0),
     Wrong("unmask_shares", "self_shares.0.owner", 2),
     Wrong("unmask_shares", "mask_shares.0.owner", 2, M, "both secrets"),
+    Wrong("unmask_shares", "surplus_seeds", [bytes(31)]),
+    Wrong("unmask_shares", "surplus_seeds", [bytes(32)] * 5, BIG),
     Wrong("unmask_shares", "mask_shares.0.owner", 6),
     Wrong("abort_signature", "sender", OTHER, AUTH),
     Wrong("abort_signature", "ctx", bytes(31)),

@@ -96,3 +96,21 @@ def test_an_app_that_adds_its_own_noise_must_say_how_much():
     with pytest.raises(UsageError, match="noise_multiplier"):
         terms(flower, STRATEGY, LOCAL, STEPS)
     assert terms(flower, STRATEGY, LOCAL, "noise_multiplier = 1.1", STEPS).local_steps == 7
+
+
+REMOVE = "remove_surplus_noise = true\n"
+
+
+@pytest.mark.parametrize("text", [SITE, LOCAL.replace("record-local", "record-distributed")])
+def test_surplus_noise_may_go_where_it_is_shared_and_only_if_asked(text):
+    steps = "" if "distributed" in text else STEPS + "batch_size = 8\n"
+    text = text.replace("update_norm = 3.0\n", "")
+    assert terms(text, steps, STRATEGY).surplus_up_to == 0
+    assert terms(text + REMOVE, steps, STRATEGY).surplus_up_to == 5
+    assert terms(text + REMOVE.replace("true", "false"), steps, STRATEGY).surplus_up_to == 0
+
+
+@pytest.mark.parametrize("text", [LOCAL, '[privacy]\nmode = "none"\nclipping_norm = 1.0\n'])
+def test_modes_without_shared_noise_refuse_the_option(text):
+    with pytest.raises(UsageError, match="remove_surplus_noise"):
+        terms(text + REMOVE, STEPS, STRATEGY)
