@@ -36,7 +36,7 @@ from privacy.secagg.rules import CohortPolicy, ExpectedPlan, SiteConfig
 from privacy.secagg.server import ServerAttempt, ServerConfig
 from privacy.secagg.server_steps import deliver
 from privacy.secagg.site import SiteSecrets
-from privacy.secagg.statements import bundle_statement, ciphertext_hash, survivor_statement
+from privacy.secagg.statements import bundle_statement, share_tree, survivor_statement
 from tests.support.hostile_wire import Uploaded
 from tests.support.secagg_harness import Site, seed, signer
 from tidegate import messages as m
@@ -326,5 +326,8 @@ class Attempt:
 
 def deliver_to(dealt, recipient):
     """Cut what sites dealt down to one recipient."""
-    hashes = {i: tuple(map(ciphertext_hash, one.ciphertexts)) for i, one in dealt.items()}
-    return deliver(dealt, hashes, recipient)
+    trees = {
+        i: share_tree(range(1, len(one.ciphertexts) + 1), one.ciphertexts, one.commitments)
+        for i, one in dealt.items()
+    }
+    return deliver(dealt, trees, recipient)
