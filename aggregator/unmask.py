@@ -18,7 +18,12 @@ from aggregator.fold import FoldedSum
 from privacy.noise import subtract_noise
 from privacy.secagg import masking
 from privacy.secagg.messages import MaskTerm
+from privacy.secagg.prg import WORDS_PER_BLOCK
 from privacy.surplus import NoiseShare
+
+LEAST_SLICE = 1 << 16
+MOST_SLICE = 1 << 21
+"""In values: threads cost more than less work is worth, and noise is drawn a slice at a time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,20 +79,21 @@ def unmask(
         workers: Threads; by default as many as this process may use cores.
     """
     values_d, bits = folded.values_d, folded.bits
+    threads = workers or len(os.sched_getaffinity(0))
+    even = -(-values_d.size // (threads * WORDS_PER_BLOCK)) * WORDS_PER_BLOCK
+    width = min(max(even, LEAST_SLICE), MOST_SLICE)
 
     def take_off(begin: int) -> None:
-        slice_s = values_d[begin : begin + masking.SLICE_WORDS]
+        slice_s = values_d[begin : begin + width]
         masking.unmask(slice_s, terms, bits, begin)
         for variance, seed in parts:
             subtract_noise(slice_s, variance, seed, bits, begin)
 
-    begins = range(0, values_d.size, masking.SLICE_WORDS)
-    threads = min(workers or len(os.sched_getaffinity(0)), len(begins))
-    if threads <= 1:
-        for begin in begins:
-            take_off(begin)
+    begins = range(0, values_d.size, width)
+    if len(begins) == 1:
+        take_off(0)
     else:
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(min(threads, len(begins))) as pool:
             for _ in pool.map(take_off, begins):
                 pass
     return UnmaskedSum(values_d, bits, folded.updates)

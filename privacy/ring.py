@@ -82,6 +82,8 @@ def pack(values_d: NDArray[np.uint32], bits: int) -> bytes:
     """
     check_bits(bits)
     values_d = np.ascontiguousarray(values_d, dtype="<u4")
+    if bits == MAX_BITS:
+        return values_d.tobytes()
     length = packed_length(values_d.size, bits)
     packed = np.empty(length, dtype=np.uint8)
     if bits % 8 == 0:

@@ -13,10 +13,7 @@ from privacy.errors import UsageError
 from privacy.noise import NoisedUpdate
 from privacy.ring import check_bits, reduce_in_place
 from privacy.secagg.messages import MaskTerm
-from privacy.secagg.prg import Words, add_keystream
-
-SLICE_WORDS = 1 << 19
-"""2 MiB: in a much smaller slice, opening a cipher for each term costs more than it saves."""
+from privacy.secagg.prg import Words, add_keystreams
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,7 +59,7 @@ def unmask(sum_d: Words, terms: Sequence[MaskTerm], ring_bits: int, offset: int 
         sum_d: Sum of the masked updates of U3 modulo 2^32 or 2^B, uint32, shape (d,), or a slice.
         terms: From ``UnmaskSum``, applied with their signs as they are.
         ring_bits: B, 8..32.
-        offset: Coordinate at which a slice starts, as in ``add_keystream``.
+        offset: Coordinate at which a slice starts, as in ``add_keystreams``.
     """
     check_bits(ring_bits)
     apply_terms(sum_d, terms, offset)
@@ -70,11 +67,5 @@ def unmask(sum_d: Words, terms: Sequence[MaskTerm], ring_bits: int, offset: int 
 
 
 def apply_terms(acc_d: Words, terms: Sequence[MaskTerm], offset: int = 0) -> None:
-    """Add every term's keystream in place modulo 2^32; ``offset`` as in ``add_keystream``.
-
-    All terms pass over one slice before the next one, so that the sums stay in the cache.
-    """
-    for begin in range(0, acc_d.size, SLICE_WORDS):
-        slice_s = acc_d[begin : begin + SLICE_WORDS]
-        for term in terms:
-            add_keystream(slice_s, term.key, term.sign, offset + begin)
+    """Add every term's keystream in place modulo 2^32; ``offset`` as in ``add_keystreams``."""
+    add_keystreams(acc_d, [(term.key, term.sign) for term in terms], offset)

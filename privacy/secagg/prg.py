@@ -5,6 +5,8 @@ hence modulo 2^B: the reduction to B bits is done once, at the end (``masking``)
 Shapes: d = integers of one vector, s = of one chunk.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
@@ -27,39 +29,45 @@ _ZEROS = bytes(4 * _CHUNK_WORDS)
 _LITTLE = np.dtype("<u4")
 
 
-def add_keystream(acc_d: Words, key: bytes, sign: int, offset: int = 0) -> None:
-    """Add (sign +1) or subtract (sign -1) a keystream in place, modulo 2^32.
+def add_keystreams(acc_d: Words, keyed: Sequence[tuple[bytes, int]], offset: int = 0) -> None:
+    """Add (sign +1) or subtract (sign -1) keystreams in place, modulo 2^32.
+
+    All streams pass over one chunk before the next one, so that the sums stay in the cache.
 
     Args:
-        acc_d: A chunk of the vector, contiguous uint32.
-        key: 32 bytes.
-        sign: +1 or -1.
-        offset: Coordinate at which the chunk starts, a multiple of 4.
+        acc_d: A vector or a slice of it, contiguous uint32.
+        keyed: Keys of 32 bytes, each with its sign.
+        offset: Coordinate at which a slice starts, a multiple of 4.
 
     Raises:
         UsageError: An argument is not as above.
     """
     if acc_d.dtype != np.uint32 or acc_d.ndim != 1 or not acc_d.flags.c_contiguous:
-        raise UsageError("add_keystream takes a contiguous vector of uint32")
-    if sign not in (1, -1):
-        raise UsageError(f"a mask's sign is +1 or -1, not {sign}")
-    stream = _open_stream(key, offset)
+        raise UsageError("masks are added to a contiguous vector of uint32")
+    streams = [(_open_stream(key, offset), _operation(sign)) for key, sign in keyed]
     size = min(_CHUNK_WORDS, acc_d.size)
     buffer = bytearray(4 * size + 15)  # update_into asks for room for one more block
     stream_s = np.frombuffer(buffer, dtype=_LITTLE, count=size)
-    operation = np.add if sign == 1 else np.subtract
     zeros = memoryview(_ZEROS)
     for start in range(0, acc_d.size, _CHUNK_WORDS):
         chunk_s = acc_d[start : start + _CHUNK_WORDS]
-        stream.update_into(zeros[: 4 * chunk_s.size], buffer)
-        operation(chunk_s, stream_s[: chunk_s.size], out=chunk_s)
+        nothing, fresh_s = zeros[: 4 * chunk_s.size], stream_s[: chunk_s.size]
+        for stream, operation in streams:
+            stream.update_into(nothing, buffer)
+            operation(chunk_s, fresh_s, out=chunk_s)
 
 
 def keystream(key: bytes, length: int, ring_bits: int) -> Words:
     """Return the first ``length`` mask values of a key, each in [0, 2^B), shape (length,)."""
     acc_d = np.zeros(length, dtype=np.uint32)
-    add_keystream(acc_d, key, 1)
+    add_keystreams(acc_d, ((key, 1),))
     return reduce_in_place(acc_d, ring_bits)
+
+
+def _operation(sign: int) -> np.ufunc:
+    if sign not in (1, -1):
+        raise UsageError(f"a mask's sign is +1 or -1, not {sign}")
+    return np.add if sign == 1 else np.subtract
 
 
 def _open_stream(key: bytes, offset: int) -> CipherContext:

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator import fold as fold_module
+from aggregator import unmask as unmask_module
 from aggregator.fold import Fold, pick_device, unpack_on_device
 from aggregator.unmask import unmask
 from privacy import ring
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg import masking
 from privacy.secagg.masking import apply_terms
 from privacy.secagg.messages import MaskTerm
-from privacy.secagg.prg import add_keystream
+from privacy.secagg.prg import add_keystreams
 
 CPU = torch.device("cpu")
 
@@ -112,15 +112,14 @@ def test_unmasked_sum_is_exact():
 
 @pytest.mark.parametrize("workers", [None, 1, 2, 7])
 def test_a_sum_unmasked_in_slices_on_several_cores_is_exact(monkeypatch, workers):
-    monkeypatch.setattr(masking, "SLICE_WORDS", 16)
+    monkeypatch.setattr(unmask_module, "LEAST_SLICE", 16)
     values = vectors(3, 16 * 9 + 5, 20, seed=6)
     terms = [MaskTerm(bytes([i]) * 32, 1 if i % 2 else -1) for i in range(4)]
     fold = Fold(values[0].size, 20, CPU)
     for value in values:
         fold.add(Packed(ring.pack(value, 20)))
     whole = fold.finish()
-    for term in terms:
-        add_keystream(whole.values_d, term.key, term.sign)
+    add_keystreams(whole.values_d, [(term.key, term.sign) for term in terms])
     opened = unmask(whole, [replace(term, sign=-term.sign) for term in terms], workers=workers)
     np.testing.assert_array_equal(opened.values_d, exact_sum(values, 20))
 

@@ -9,7 +9,7 @@ from privacy.noise import NoisedUpdate
 from privacy.secagg import prg
 from privacy.secagg.masking import apply_terms, mask, unmask
 from privacy.secagg.messages import MaskTerm
-from privacy.secagg.prg import add_keystream, keystream
+from privacy.secagg.prg import add_keystreams, keystream
 from tests.support.secagg_harness import Federation, seed
 
 KEY = seed("mask")
@@ -24,9 +24,9 @@ def test_adding_in_chunks_is_adding_at_once(length):
     whole_d = keystream(KEY, length, 32)
     for cut in {0, 4, min(4096, length - length % 4)}:
         parts_d = np.zeros(length, dtype=np.uint32)
-        add_keystream(parts_d[:cut], KEY, 1)
+        add_keystreams(parts_d[:cut], [(KEY, 1)])
         if cut <= length:
-            add_keystream(parts_d[cut:], KEY, 1, offset=cut)
+            add_keystreams(parts_d[cut:], [(KEY, 1)], offset=cut)
         assert parts_d.tolist() == whole_d.tolist()
 
 
@@ -38,9 +38,9 @@ def test_the_keystream_does_not_depend_on_the_chunk(monkeypatch):
 
 def test_minus_takes_off_what_plus_put_on():
     acc_d = np.arange(10, dtype=np.uint32)
-    add_keystream(acc_d, KEY, 1)
+    add_keystreams(acc_d, [(KEY, 1)])
     assert acc_d.tolist() != list(range(10))
-    add_keystream(acc_d, KEY, -1)
+    add_keystreams(acc_d, [(KEY, -1)])
     assert acc_d.tolist() == list(range(10))
 
 
@@ -56,9 +56,9 @@ def test_minus_takes_off_what_plus_put_on():
         (np.zeros(4, dtype=np.uint32), KEY, 1, -4),
     ],
 )
-def test_add_keystream_refuses(acc_d, key, sign, offset):
+def test_add_keystreams_refuses(acc_d, key, sign, offset):
     with pytest.raises(UsageError):
-        add_keystream(acc_d, key, sign, offset)
+        add_keystreams(acc_d, [(key, sign)], offset)
 
 
 @pytest.mark.parametrize("bits", [8, 9, 20, 31, 32])
