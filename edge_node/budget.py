@@ -142,35 +142,18 @@ class Ledgers:
         Args:
             policy: Declares the budget.
             dataset_id: What is charged.
-            plan: What a step of the first job costs, from its public plan: chooses alpha if open.
+            plan: What a first job costs, all rounds, from its public plan: chooses alpha if open.
 
         Raises:
             PeerError: POLICY: no budget is declared, or it was changed after it was charged.
         """
-        rule = policy.budget_rule(dataset_id)
-        if rule is None:
-            raise PeerError(
-                Reason.POLICY,
-                f"the site's policy declares no budget for data set id {dataset_id!r}:"
-                f" add [budgets.{dataset_id}] to policy.toml",
-            )
-        state = self._states.get(dataset_id)
-        if state is not None:
-            changed = _changes(rule, state.tallies[0].budget, policy, plan)
-            if not changed:
-                return
-            if state.sequence:
-                raise PeerError(
-                    Reason.POLICY,
-                    f"the budget of {dataset_id!r} in policy.toml differs from the one that its"
-                    f" ledger was made with ({', '.join(changed)}); a budget is fixed once it was"
-                    " charged: restore it",
-                )
-        alpha = rule.alpha or _lasting_alpha(rule, plan)
-        budget = rule.budget(alpha, allow_no_dp=policy.allow_no_dp)
-        opened = LedgerState.open(self._site_id, [budget])
-        self._store.add_budget(dataset_id, canonical_json([budget.to_dict()]), opened.head)
-        self._states[dataset_id] = opened
+        made = self._states.get(dataset_id)
+        state = ledger_for(self._site_id, policy, dataset_id, plan, made)
+        if state is made:
+            return
+        budgets = canonical_json([tally.budget.to_dict() for tally in state.tallies])
+        self._store.add_budget(dataset_id, budgets, state.head)
+        self._states[dataset_id] = state
 
     def look_ahead(self, dataset_id: str, event: Event) -> None:
         """Check that every budget still allows an event, before the site says that it is ready.
@@ -178,8 +161,7 @@ class Ledgers:
         Raises:
             PeerError: BUDGET_EXHAUSTED; says what would have been reached and what is left.
         """
-        for tally in self._state(dataset_id).tallies:
-            tally.charge(event)
+        check_fits(self._state(dataset_id), event)
 
     def prepare(
         self, dataset_id: str, event: Event, occasion: Occasion, now_s: float
@@ -217,6 +199,57 @@ class Ledgers:
             return self._states[dataset_id]
         except KeyError:
             raise UsageError(f"data set id {dataset_id!r} has no ledger yet") from None
+
+
+def ledger_for(
+    site_id: str, policy: Policy, dataset_id: str, plan: Event, made: LedgerState | None
+) -> LedgerState:
+    """Give the ledger that a job on a data set is charged to.
+
+    Args:
+        site_id: Whose ledger.
+        policy: Declares the budget.
+        dataset_id: What is charged.
+        plan: What all rounds of the job cost, from its public plan: chooses alpha if open.
+        made: The data set's ledger, if it has one.
+
+    Returns:
+        ``made`` itself where it stands as declared; else a new one, uncharged.
+
+    Raises:
+        PeerError: POLICY: no budget is declared, or it was changed after it was charged;
+            BUDGET_EXHAUSTED: not one step fits it at any order.
+    """
+    rule = policy.budget_rule(dataset_id)
+    if rule is None:
+        raise PeerError(
+            Reason.POLICY,
+            f"the site's policy declares no budget for data set id {dataset_id!r}:"
+            f" add [budgets.{dataset_id}] to policy.toml",
+        )
+    if made is not None:
+        changed = _changes(rule, made.tallies[0].budget, policy, plan)
+        if not changed:
+            return made
+        if made.sequence:
+            raise PeerError(
+                Reason.POLICY,
+                f"the budget of {dataset_id!r} in policy.toml differs from the one that its"
+                f" ledger was made with ({', '.join(changed)}); a budget is fixed once it was"
+                " charged: restore it",
+            )
+    alpha = rule.alpha or _lasting_alpha(rule, plan)
+    return LedgerState.open(site_id, [rule.budget(alpha, allow_no_dp=policy.allow_no_dp)])
+
+
+def check_fits(state: LedgerState, event: Event) -> None:
+    """Check that every budget of a ledger still allows an event.
+
+    Raises:
+        PeerError: BUDGET_EXHAUSTED; says what would have been reached and what is left.
+    """
+    for tally in state.tallies:
+        tally.charge(event)
 
 
 def _changes(rule: BudgetRule, made: Budget, policy: Policy, plan: Event) -> list[str]:

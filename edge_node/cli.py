@@ -35,6 +35,8 @@ app = typer.Typer(
 
 data_commands = typer.Typer(no_args_is_help=True, help="Look at this site's data sets.")
 app.add_typer(data_commands, name="data")
+budget_commands = typer.Typer()
+app.add_typer(budget_commands, name="budget")
 
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="The site's settings (site.toml).", dir_okay=False)
@@ -76,10 +78,22 @@ def run(config: ConfigOption) -> None:
         os._exit(0)
 
 
-@app.command()
-def budget(config: ConfigOption, *, as_json: JsonOption = False) -> None:
+@budget_commands.callback(invoke_without_command=True)
+def budget(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="The site's settings (site.toml).", dir_okay=False),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
     """Show what each data set's privacy budget has spent and left, from the verified ledger."""
+    if context.invoked_subcommand is not None:
+        return
     with _errors():
+        if config is None:
+            raise UsageError("edge-node budget needs --config: the site's settings (site.toml)")
         from edge_node.budget import budget_lines
         from edge_node.config import load_config
         from edge_node.store_schema import connect, read_ledgers
@@ -94,6 +108,41 @@ def budget(config: ConfigOption, *, as_json: JsonOption = False) -> None:
             _print_json([dataclasses.asdict(line) for line in lines])
         else:
             _print_budgets(lines)
+
+
+@budget_commands.command("plan")
+def budget_plan(
+    config: ConfigOption,
+    job: Annotated[
+        str,
+        typer.Option("--job", help="A job file, an app folder, or the id of a job offered here."),
+    ],
+    parameters: Annotated[
+        int | None,
+        typer.Option(
+            help="Trainable parameters of the model, as `tidegate job check` prints them;"
+            " without it an allowed app is asked, confined."
+        ),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a job would cost before it is accepted, and whether it would be; changes nothing.
+
+    Works beside a running edge node. Exit code 3 says that the job would be refused.
+    """
+    with _errors():
+        from edge_node.config import load_config
+        from edge_node.forecast_terminal import print_forecast
+        from edge_node.planned_job import plan_budget
+
+        shown = plan_budget(load_config(config), job, parameters)
+        if as_json:
+            _print_json({**dataclasses.asdict(shown), "accepted": shown.is_accepted})
+        else:
+            print_forecast(shown)
+        if not shown.is_accepted:
+            raise typer.Exit(_REFUSED_EXIT)
 
 
 @data_commands.command("check")

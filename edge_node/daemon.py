@@ -52,7 +52,7 @@ from edge_node.rounds.flower import FlowerSite
 from edge_node.session import Session
 from edge_node.steps import StepWriter
 from edge_node.store import Store
-from edge_node.store_schema import StoredJob
+from edge_node.store_schema import MANIFEST_PIN, StoredJob
 from edge_node.trainer.device import device_kind
 from edge_node.trainer.trainer import TrainerFailure
 from edge_node.updates import UpdateDesk
@@ -66,7 +66,6 @@ from tidegate.manifest import Manifest, parse
 from tidegate.messages import BundleStock
 
 _STOP_WITHIN_S = 2.0
-_MANIFEST_PIN = "manifest"
 
 
 class EdgeNode:
@@ -97,7 +96,7 @@ class EdgeNode:
         self._desk = OfferDesk(config, policy, self._ledgers, flower)
         self._steps = StepWriter(store, self._ledgers, self._bench)
         self._bundles = BundleMaker(store, credentials.signer)
-        raw = store.pinned(_MANIFEST_PIN)
+        raw = store.pinned(MANIFEST_PIN)
         identity = SiteIdentity(
             site_id=config.site_id,
             me=credentials.signer.fingerprint,
@@ -289,7 +288,7 @@ class EdgeNode:
         self._bench.ready.pop(command.job_id, None)
 
     def _pin_manifest(self, command: PinManifest) -> None:
-        self._store.pin(_MANIFEST_PIN, command.raw)
+        self._store.pin(MANIFEST_PIN, command.raw)
         log.info("manifest pinned", hash=command.manifest.hash())
         self._use_manifest(command.manifest)
 

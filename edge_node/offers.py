@@ -10,49 +10,33 @@ import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from edge_node.budget import Ledgers, charge_tier, check_unit
+from edge_node.acceptance import check_records, judge_job
+from edge_node.budget import Ledgers, charge_tier
 from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset
-from edge_node.data.check import check_schema, check_users, job_schema
 from edge_node.data.dataset import rowless
 from edge_node.data.fingerprints import remember
 from edge_node.data.loading import load_dataset
 from edge_node.log import info, warning
-from edge_node.policy import JobFacts, Policy, judge
+from edge_node.offer_reading import JobReading, read_offer
+from edge_node.policy import Policy
 from edge_node.rounds.choice import make_round
-from edge_node.rounds.contract import EvaluationTerms, JobAtSite, LocalRound
+from edge_node.rounds.contract import JobAtSite, LocalRound
 from edge_node.rounds.flower import FlowerSite
 from edge_node.store_schema import StoredJob
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.pipeline import EncodingPlan
-from privacy.planning import CohortRules, check_encoding, check_evaluation, step_event
-from privacy.spec import VectorSpec
 from tidegate import appbundle
 from tidegate.confine.sandbox import SandboxReport
-from tidegate.job_terms import privacy_terms, update_spec
-from tidegate.jobfile import FlowerApp, JobFile, NoPrivacy, Statistics
+from tidegate.jobfile import FlowerApp, JobFile
 from tidegate.manifest import Manifest
 
 Fetch = Callable[[bytes, int], Awaitable[bytes]]
 """Fetch content by SHA-256 and size."""
 
 _STEP_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """An offer, read and checked on paper."""
-
-    job_file: JobFile
-    spec: VectorSpec
-    plan: EncodingPlan
-    epsilon: float
-    rules: CohortRules
-    evaluation: EncodingPlan | None
 
 
 class OfferDesk:
@@ -84,19 +68,12 @@ class OfferDesk:
         Raises:
             PeerError: The job is refused; the reason and the sentence may go to the aggregator.
         """
-        reading = _read(offer, manifest)
-        self._judge(offer, reading, sandboxed=True)
+        reading = read_offer(offer, manifest)
+        judge_job(self._policy, self._config, reading, offer.app_sha256, sandboxed=True)
         dataset = await self._open_dataset(reading.job_file)
-        most = _most_records(reading)
-        if most and len(dataset) > most:
-            raise PeerError(Reason.POLICY, "the data set is larger than the job's max_records")
-        await asyncio.to_thread(_check_dataset, dataset, reading.job_file)
-        unit = reading.job_file.privacy.unit
-        await asyncio.to_thread(check_unit, self._policy, dataset, unit)
-        event = step_event(reading.plan, reading.rules)
-        whole = step_event(reading.plan, reading.rules, reading.job_file.rounds)
-        self._ledgers.ensure(self._policy, dataset.dataset_id, whole)
-        self._ledgers.look_ahead(dataset.dataset_id, event)
+        await asyncio.to_thread(check_records, self._policy, dataset, reading)
+        self._ledgers.ensure(self._policy, dataset.dataset_id, reading.whole)
+        self._ledgers.look_ahead(dataset.dataset_id, reading.event)
         folder = await self._unpack(offer, reading.job_file, fetch)
         tier = charge_tier(reading.job_file, offer.app_sha256)
         job = JobAtSite(
@@ -104,10 +81,10 @@ class OfferDesk:
             reading.job_file,
             reading.plan,
             reading.spec,
-            event,
+            reading.event,
             tier,
             dataset,
-            _evaluation_terms(reading),
+            reading.evaluation_terms,
         )
         local = make_round(job, self._config, folder, self._flower)
         if not again:
@@ -118,15 +95,16 @@ class OfferDesk:
             reading.plan,
             timeout_s,
             evaluation=reading.evaluation,
-            exchanges=privacy_terms(reading.job_file).exchanges,
+            exchanges=reading.terms.exchanges,
         ), local
 
-    async def _start(self, local: LocalRound, offer: StoredJob, reading: _Reading) -> None:
+    async def _start(self, local: LocalRound, offer: StoredJob, reading: JobReading) -> None:
         try:
             report = await local.start()
             if report is None:  # nothing of the job's own code runs
                 return
-            self._judge(offer, reading, sandboxed=not report.missing)
+            sandboxed = not report.missing
+            judge_job(self._policy, self._config, reading, offer.app_sha256, sandboxed=sandboxed)
         except BaseException:
             await local.stop()
             raise
@@ -140,26 +118,6 @@ class OfferDesk:
         """Remove a job's unpacked app, and what a Flower app remembers."""
         shutil.rmtree(self._config.apps / job_id, ignore_errors=True)
         self._flower.states.forget(job_id)
-
-    def _judge(self, offer: StoredJob, reading: _Reading, *, sandboxed: bool) -> None:
-        job_file = reading.job_file
-        terms = privacy_terms(job_file)
-        judge(
-            self._policy,
-            JobFacts(
-                mode=job_file.privacy.mode,
-                dataset=job_file.dataset,
-                dataset_known=job_file.dataset in self._config.datasets,
-                app_sha256=offer.app_sha256.hex(),
-                epsilon=reading.epsilon,
-                delta_dp=terms.delta_dp,
-                noise_multiplier=reading.plan.noise_multiplier,
-                sandboxed=sandboxed,
-                runs_app=job_file.runs_app,
-                is_statistics=isinstance(job_file.work, Statistics),
-                declares_dp=job_file.declares_dp,
-            ),
-        )
 
     async def _open_dataset(self, job_file: JobFile) -> Dataset:
         name = job_file.dataset
@@ -190,53 +148,6 @@ class OfferDesk:
         return folder
 
 
-def _read(offer: StoredJob, manifest: Manifest) -> _Reading:
-    """Read an offer, every byte of which the aggregator chose.
-
-    Raises:
-        PeerError: It is not a job that this version can run, whatever is wrong with it.
-    """
-    try:
-        return _derive(offer, manifest)
-    except ArithmeticError as error:
-        # Numbers may each be in range and their product not: a bad offer never stops the daemon.
-        raise PeerError(Reason.MALFORMED, "the job's numbers are out of all proportion") from error
-
-
-def _derive(offer: StoredJob, manifest: Manifest) -> _Reading:
-    """Derive the plan anew from job and manifest; it must be the one offered, number by number."""
-    job_file = JobFile.parse_received(offer.job_toml)
-    spec = VectorSpec.from_bytes(offer.vector_spec)
-    rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
-    plan = EncodingPlan.from_bytes(offer.encoding)
-    terms = privacy_terms(job_file)
-    epsilon = check_encoding(plan, terms, update_spec(job_file, spec), rules)
-    evaluation = None
-    if bool(offer.evaluation_encoding) != bool(terms.evaluation_length):
-        raise PeerError(
-            Reason.MALFORMED, "an offer has an evaluation encoding exactly where the job evaluates"
-        )
-    if offer.evaluation_encoding:
-        evaluation = EncodingPlan.from_bytes(offer.evaluation_encoding)
-        check_evaluation(evaluation, terms, rules, plan)
-    lengths = (each.length for each in (plan, evaluation) if each is not None)
-    if max(lengths) > manifest.limits.max_vector_length:
-        raise PeerError(Reason.TOO_LARGE, "the vector is longer than the manifest allows")
-    return _Reading(job_file, spec, plan, epsilon, rules, evaluation)
-
-
-def _evaluation_terms(reading: _Reading) -> EvaluationTerms | None:
-    if reading.evaluation is None:
-        return None
-    return EvaluationTerms(reading.evaluation, step_event(reading.evaluation, reading.rules))
-
-
-def _most_records(reading: _Reading) -> int:
-    """Give the job's public bound on this site's records; 0 where it states none."""
-    privacy = reading.job_file.privacy
-    return privacy.max_records if isinstance(privacy, NoPrivacy) else reading.plan.n_max
-
-
 def _load(config: SiteConfig, name: str) -> Dataset:
     """Open a declared data set, and warn where its content is not what it was."""
     plug = config.datasets[name].plug
@@ -250,16 +161,6 @@ def _load(config: SiteConfig, name: str) -> Dataset:
             budget=f"goes on under dataset_id {dataset.dataset_id!r}",
         )
     return dataset
-
-
-def _check_dataset(dataset: Dataset, job_file: JobFile) -> None:
-    """Hold the data set against the job's columns and privacy unit."""
-    if isinstance(job_file.work, FlowerApp):
-        return
-    check_schema(dataset, job_schema(job_file, dataset))
-    unit = job_file.privacy.unit
-    if unit.kind == "user":
-        check_users(dataset, unit.column)
 
 
 def _log_protections(report: SandboxReport) -> None:

@@ -29,6 +29,7 @@ from edge_node.store_schema import (
     StoredBundle,
     StoredLedger,
     connect,
+    find_pin,
     make_private_folder,
     read_ledgers,
 )
@@ -149,8 +150,7 @@ class Store:
 
     def pinned(self, name: str) -> bytes | None:
         """Give a pinned value."""
-        row = self._db.execute("SELECT value FROM pins WHERE name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0])
+        return find_pin(self._db, name)
 
     def void_secrets(self) -> None:
         """Void stock and live attempts and take a new instance id: the boot key is a new one."""

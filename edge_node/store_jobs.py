@@ -16,6 +16,15 @@ from privacy.errors import PeerError, Reason
 _JOB_COLUMNS = "job_id, job_toml, app_sha256, app_size, vector_spec, encoding, evaluation_encoding"
 
 
+def find_job(db: sqlite3.Connection, job_id: str) -> StoredJob | None:
+    """Give an accepted job of a database."""
+    row = db.execute(
+        f"SELECT {_JOB_COLUMNS} FROM jobs WHERE job_id = ?",  # noqa: S608 - a constant
+        (job_id,),
+    ).fetchone()
+    return None if row is None else StoredJob(*row)
+
+
 class JobStore:
     """Offers as they were accepted, until their jobs end and beyond."""
 
@@ -54,11 +63,7 @@ class JobStore:
 
     def find(self, job_id: str) -> StoredJob | None:
         """Give an accepted job."""
-        row = self._db.execute(
-            f"SELECT {_JOB_COLUMNS} FROM jobs WHERE job_id = ?",  # noqa: S608 - a constant
-            (job_id,),
-        ).fetchone()
-        return None if row is None else StoredJob(*row)
+        return find_job(self._db, job_id)
 
     def unfinished(self) -> list[StoredJob]:
         """Give the accepted jobs that have not ended."""

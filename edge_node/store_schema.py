@@ -8,6 +8,8 @@ from pathlib import Path
 from privacy.errors import UsageError
 
 SCHEMA_VERSION = 2
+MANIFEST_PIN = "manifest"
+"""Under which the sealed manifest is pinned."""
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
@@ -207,6 +209,12 @@ def _check_version(db: sqlite3.Connection, path: Path, *, read_only: bool) -> No
             f"{path} is a store of version {version}, this program knows {SCHEMA_VERSION}: use the"
             " program that wrote it"
         )
+
+
+def find_pin(db: sqlite3.Connection, name: str) -> bytes | None:
+    """Give a pinned value of a database; None where nothing is pinned under that name."""
+    row = db.execute("SELECT value FROM pins WHERE name = ?", (name,)).fetchone()
+    return None if row is None else bytes(row[0])
 
 
 def read_ledgers(db: sqlite3.Connection) -> list[StoredLedger]:

@@ -71,14 +71,19 @@ def task_trainer(
             serves=serves,
             own_optimiser=rules is not None and rules.learning_rate is None,
             seed=task.seed,
-            base_models=_base_models(task, config),
+            base_models=base_models_of(task, config),
         ),
         trainer_limits(config),
         trainer_confinement(config),
     )
 
 
-def _base_models(task: Task, config: SiteConfig) -> tuple[LocalBaseModel, ...]:
+def base_models_of(task: Task, config: SiteConfig) -> tuple[LocalBaseModel, ...]:
+    """Find the folders of the base models that a task names.
+
+    Raises:
+        PeerError: POLICY: the site lacks one.
+    """
     found = []
     for model in task.base_models:
         if model.name not in config.base_models:

@@ -26,6 +26,7 @@ GRADIENTS = "gradients"
 STEPS = "steps"
 OPTIMISE = "optimise"
 METRICS = "metrics"
+MEASURE = "measure"
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Start:
         model_length: D.
         metrics_length: M.
         physical_batch: P.
-        serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS``, ``OPTIMISE`` or
-            ``METRICS``.
+        serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS``, ``OPTIMISE``,
+            ``METRICS``, or ``MEASURE`` to be told how many trainable parameters ``model()`` has
+            (the spec is then not looked at).
         own_optimiser: Whether local steps use the task's ``optimizer``.
         seed: Seeds torch before ``model()``.
         threads: Threads torch computes with.

@@ -29,6 +29,7 @@ from edge_node.trainer.device import device_name, pick_device
 from edge_node.trainer.frames import (
     FLOWER,
     GRADIENTS,
+    MEASURE,
     METRICS,
     STEPS,
     Start,
@@ -100,6 +101,9 @@ def _load_work(
     """Load what serves the job: a function from a request's fields to those of its answer."""
     if start.work == FLOWER:
         return FlowerCalls(start, port, folder).answer
+    if start.serves == MEASURE:
+        length = spec_of(_load_task(start, folder).model).length
+        return lambda _request: {"length": length}
     app, context = _load(start, port, folder, device, rank), new_context()
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -112,8 +116,7 @@ def _load_work(
 def _load(
     start: Start, port: BatchPort, folder: Path, device: torch.device, rank: Rank
 ) -> ClientApp:
-    base_models = {name: Path(path) for name, path in start.base_models}
-    task = load_task(folder, start.task_file, start.seed, base_models)
+    task = _load_task(start, folder)
     spec = _check_spec(task, start)
     task.model.to(device)
     if start.serves == STEPS:
@@ -136,6 +139,11 @@ def _load(
     shared = distributed.SharedGradients(engine, rank)
     shared.check_independence(first, second)
     return build_gradients_app(port, shared)
+
+
+def _load_task(start: Start, folder: Path) -> Task:
+    base_models = {name: Path(path) for name, path in start.base_models}
+    return load_task(folder, start.task_file, start.seed, base_models)
 
 
 def _make_steps(start: Start, task: Task, spec: VectorSpec, rank: Rank) -> Steps:

@@ -11,6 +11,7 @@ gives the state it gave before.
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -284,9 +285,18 @@ class Tally:
         Raises:
             UsageError: The event is of no known kind.
         """
-        if isinstance(event, NoDpEvent):
+        return self.times_that_fit((replace(event, steps=1),))
+
+    def times_that_fit(self, events: Sequence[Event]) -> int:
+        """Give how many more times all of these events fit, with all their steps.
+
+        Raises:
+            UsageError: An event is of no known kind.
+        """
+        if any(isinstance(event, NoDpEvent) for event in events):
             return 0
-        one_rdp, one_tv = self._price(replace(event, steps=1))
+        prices = [self._price(event) for event in events]
+        one_rdp, one_tv = sum(rdp for rdp, _ in prices), sum(tv for _, tv in prices)
         slack = self.budget.limit_units(self.tv_units) - self.rdp_units
         if slack < 0:
             return 0

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from edge_node.offers import OfferDesk, _read
+from edge_node.offer_reading import read_offer
+from edge_node.offers import OfferDesk
 from edge_node.store_schema import StoredJob
 from privacy.errors import PeerError, Reason
 from privacy.planning import CohortRules, derive_encoding, evaluation_encoding
@@ -69,8 +70,8 @@ def flower_offer():
     return StoredJob("job-1", toml, b"a" * 32, 10, spec, plan.to_bytes(), evaluation.to_bytes())
 
 
-def test_an_honest_flower_offer_is_read():
-    reading = _read(flower_offer(), MANIFEST)
+def test_an_honest_flower_offer_isread_offer():
+    reading = read_offer(flower_offer(), MANIFEST)
     assert reading.evaluation.gradient_length == 2
 
 

@@ -5,8 +5,9 @@ import logging
 import numpy as np
 import pytest
 
+from edge_node.acceptance import check_columns
 from edge_node.config import load_config
-from edge_node.offers import _check_dataset, _load
+from edge_node.offers import _load
 from privacy.errors import PeerError, Reason
 from tests.support.live_aggregator import RECORD, job_toml
 from tidegate.jobfile import JobFile
@@ -39,11 +40,11 @@ def job(text="", **privacy):
 
 def test_a_job_whose_columns_do_not_fit_is_refused_in_words_that_may_be_sent(config, caplog):
     dataset = _load(config, "credit")
-    _check_dataset(dataset, job())
-    _check_dataset(dataset, job('\n[[columns]]\nname = "age"\n'))
+    check_columns(dataset, job())
+    check_columns(dataset, job('\n[[columns]]\nname = "age"\n'))
     whole = job('\n[[columns]]\nname = "age"\ndtype = "int64"\n[[columns]]\nname = "agee"\n')
     with caplog.at_level(logging.WARNING, "edge_node"), pytest.raises(PeerError) as caught:
-        _check_dataset(dataset, whole)
+        check_columns(dataset, whole)
     assert caught.value.reason is Reason.POLICY
     assert "'age' is not int64 up to 2^24 throughout; there is no 'agee'" in str(caught.value)
     assert "some are not whole numbers" in caplog.text
@@ -55,10 +56,10 @@ def test_a_job_for_users_needs_a_column_of_them(config):
     for column, fits in (("who", True), ("age", False), ("whom", False)):
         by_user = _by_user(column)
         if fits:
-            _check_dataset(dataset, by_user)
+            check_columns(dataset, by_user)
             continue
         with pytest.raises(PeerError, match=f"no column '{column}' that tells users apart"):
-            _check_dataset(dataset, by_user)
+            check_columns(dataset, by_user)
 
 
 def _by_user(column):

@@ -264,3 +264,16 @@ def test_a_user_column_is_part_of_a_user_budget_only():
         replace(RECORD, user_column="customer")
     with pytest.raises(UsageError, match="user_column"):
         replace(USER, user_column="")
+
+
+@given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=3), epsilon=st.floats(1.0, 10.0))
+@settings(max_examples=30, deadline=None)
+def test_exactly_the_predicted_number_of_whole_jobs_fits(counts, epsilon):
+    tally = Tally(Budget("loans", "record", epsilon, 1e-5, 16))
+    events = [GaussianRecordEvent(0.2, 1.0 + i, steps) for i, steps in enumerate(counts)]
+    number = tally.times_that_fit(events)
+    for _ in range(number):
+        for event in events:
+            tally = tally.charge(event)
+    assert tally.times_that_fit(events) == 0
+    assert Tally(tally.budget).times_that_fit([*events, NoDpEvent()]) == 0
