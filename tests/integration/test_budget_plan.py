@@ -185,7 +185,7 @@ def test_a_job_that_runs_is_forecast_by_its_id_from_what_is_still_to_come(tmp_pa
 
 
 def refused(tmp_path, toml, prepare, parameters=SPEC.length, epsilon=30.0):
-    """Forecast a job at a site, then offer it: give the forecast and the reasons that sites gave."""
+    """Forecast a job at a site, then offer it: give the forecast and what all sites answered."""
     folder = app_folder(tmp_path / "app", toml)
     bundle = appbundle.pack(folder)
 
