@@ -17,7 +17,7 @@ from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
 from privacy.metrics import MetricAverager, summarise
 from privacy.planning import encoding_for_version
-from tidegate.jobfile import Evaluation, FlowerApp, JobFile, RecordPrivacy, Statistics, Trees
+from tidegate.jobfile import FlowerApp
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def open_sum(
     opened = unmask(attempt.fold.finish(), attempt.terms, surplus.parts)
     if opened.updates != len(outcome.survivors):
         raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
-    divisor = _divisor(file, opened.updates)
+    divisor = file.divisor(opened.updates)
     decoded = decode_sum(encoding_for_version(plan, version), opened.values_d, divisor)
     noise_std = math.sqrt(surplus.variance_left(opened.updates)) / (plan.scale * divisor)
     if plan is not job.plan:  # an evaluation's metrics are the vector
@@ -75,12 +75,3 @@ def open_sum(
     averager.add(counts_M)
     mean = SecureMean(decoded.gradient_D, averager.values(divisor), noise_std)
     return OpenedSum(mean, tuple(counts_M.tolist()))
-
-
-def _divisor(job: JobFile, updates: int) -> float:
-    """Give the public number that a sum is divided by; 1 where the sum itself is wanted."""
-    if isinstance(job.work, Trees | Statistics | Evaluation):
-        return 1.0
-    if isinstance(job.privacy, RecordPrivacy):
-        return float(job.privacy.expected_batch_size)
-    return float(updates)

@@ -21,6 +21,7 @@ from tidegate.jobfile.privacy_kinds import (
     SITE,
     LocalPrivacy,
     Privacy,
+    RecordPrivacy,
 )
 from tidegate.jobfile.privacy_table import read_privacy
 from tidegate.jobfile.strategies import OPTIONS, STRATEGIES, check_strategy
@@ -162,6 +163,20 @@ class JobFile:
     def metrics_length(self) -> int:
         """Return M, the number of metric coordinates of the vector."""
         return self.metrics.length
+
+    def divisor(self, updates: int) -> float:
+        """Give the public number that a sum is divided by; 1 where the sum itself is wanted.
+
+        Never a number of records that were there, which is private (privacy.md, D-REC steps 1, 7).
+
+        Args:
+            updates: Sites whose updates are in the sum.
+        """
+        if isinstance(self.work, Trees | Statistics | Evaluation):
+            return 1.0
+        if isinstance(self.privacy, RecordPrivacy):
+            return float(self.privacy.expected_batch_size)
+        return float(updates)
 
     @classmethod
     def parse(cls, raw: bytes, name: str = "job.toml") -> "JobFile":
