@@ -1,5 +1,5 @@
 # ruff: noqa: PLC0415 - commands import what they need, so that --help is quick
-"""The `edge-node` command: enrol a site, run it, show what it spent and how it is set.
+"""The `edge-node` command: enrol a site, run it, show what it spent and how it is set, audit it.
 
 Exit codes: 0 done, 2 a mistake in use or configuration, 3 the other side refused, 1 anything else.
 What is heavy (grpc, torch's libraries) is imported only where a command needs it.
@@ -37,6 +37,11 @@ data_commands = typer.Typer(no_args_is_help=True, help="Look at this site's data
 app.add_typer(data_commands, name="data")
 budget_commands = typer.Typer()
 app.add_typer(budget_commands, name="budget")
+
+audit_commands = typer.Typer(
+    no_args_is_help=True, help="Hold this installation's privacy against what it claims."
+)
+app.add_typer(audit_commands, name="audit")
 
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", help="The site's settings (site.toml).", dir_okay=False)
@@ -175,6 +180,40 @@ def data_check(
             raise typer.Exit(_USAGE_EXIT)
 
 
+@audit_commands.command("dp")
+def audit_dp(
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Repeat a run; without it the system's randomness.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the findings here too.", dir_okay=False)
+    ] = None,
+    *,
+    short: Annotated[
+        bool, typer.Option("--short", help="A minute instead of three; sees coarse faults only.")
+    ] = False,
+) -> None:
+    """Audit differential privacy: attack the real pipeline, then see that faults are noticed.
+
+    Needs no settings and touches no data. Exit code 0 only if every claim held and every
+    deliberately broken pipeline was noticed; else 1.
+    """
+    with _errors():
+        from edge_node.audit import dp, terminal
+        from edge_node.audit.setting import Setting
+
+        def progress(what: str) -> None:
+            typer.echo(f"edge-node: auditing {what}", err=True)
+
+        setting_of = Setting.short if short else Setting.whole
+        report = dp.audit_dp(seed, setting_of, progress=progress)
+        if json_file is not None:
+            _write_json(json_file, {"passed": report.passed} | dataclasses.asdict(report))
+        terminal.print_report(report)
+        if not report.passed:
+            raise typer.Exit(1)
+
+
 @app.command("show-config")
 def show_config(config: ConfigOption, *, as_json: JsonOption = False) -> None:
     """Show the settings and the policy in force, and how well the trainer can be confined here."""
@@ -229,15 +268,25 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
+def _write_json(path: Path, value: object) -> None:
+    try:
+        path.write_text(_as_json(value) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
 def _fail(message: str, code: int) -> None:
     typer.echo(f"edge-node: {message}", err=True)
     raise typer.Exit(code)
 
 
 def _print_json(value: object) -> None:
-    """Print JSON; an infinite epsilon becomes null, which JSON can say."""
-    text = json.dumps(_finite(value), indent=2, sort_keys=True, default=str, allow_nan=False)
-    typer.echo(text)
+    typer.echo(_as_json(value))
+
+
+def _as_json(value: object) -> str:
+    """Write JSON; an infinite epsilon becomes null, which JSON can say."""
+    return json.dumps(_finite(value), indent=2, sort_keys=True, default=str, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
