@@ -78,5 +78,8 @@ bench: dev data ## Run the benchmarks behind README's table (about half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.linear --data $(DATA_WHEEL)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.record_local --seeds 3 --data $(DATA_WHEEL)
 
+audit-dp: $(VENV)/installed ## Audit differential privacy (minutes); options by AUDIT_ARGS="...".
+	OMP_NUM_THREADS=1 $(BIN)/edge-node audit dp $(AUDIT_ARGS)
+
 clean: ## Remove what the targets made.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist tidegate-demo

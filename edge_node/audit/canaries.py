@@ -36,6 +36,7 @@ FIT_RATIO = 1.25
 FIT_FALSE_ALARM = 1e-6
 """Few canaries fit loosely: the ratio is then what a correct pipeline exceeds with this chance."""
 
+_RATE = 0.25
 _OVERSIZE = 5.0
 _ORDINARY = 24  # other records at each site, in a block of their own
 _BLOCK = 40
@@ -55,32 +56,39 @@ class Seen:
     included_M: NDArray[np.bool_]
 
 
-def check_canaries(setting: Setting) -> list[Finding]:
-    """Audit each mode by canaries: one-run lower bound, and Gaussian fit where it applies."""
-    m, steps = setting.canaries, setting.steps
-    every = Subject.of(_terms(Mode.RECORD_DISTRIBUTED, m, steps))
-    sampled = Subject.of(_terms(Mode.RECORD_DISTRIBUTED, m, 3 * steps, rate=0.25))
-    local = Subject.of(_terms(Mode.RECORD_LOCAL, m, steps // 2))
-    many = CohortRules(1, m // 2 + 1, m // 2 + m // 4 + 1)
-    site = Subject.of(_terms(Mode.SITE, m // 2, max(1, steps // 3)), many)
-    runs = {
-        "record-distributed, all records": (every, in_secure_sums(every, _fair(setting, "all", m))),
-        "record-distributed, q = 0.25": (
-            sampled,
-            in_secure_sums(sampled, _fair(setting, "sampled", m)),
-        ),
-        "record-local, one site's updates": (
-            local,
-            in_local_updates(local, _fair(setting, "local", m)),
-        ),
-        f"site, {m // 2} sites": (site, in_site_updates(site, _fair(setting, "site", m // 2))),
-    }
-    found = []
-    for name, (subject, seen) in runs.items():
-        found.append(_bounded(name, subject, seen))
-        if subject.plan.sampling_rate == 1.0:
-            found.append(_fitted(name, subject, seen))
-    return found
+def check_all_records(setting: Setting) -> list[Finding]:
+    """Attack sums of mode record-distributed in which every record is."""
+    m = setting.canaries
+    subject = Subject.of(_terms(Mode.RECORD_DISTRIBUTED, m, setting.steps))
+    seen = in_secure_sums(subject, _fair(setting, "all records", m))
+    name = "record-distributed, all records"
+    return [_bounded(name, subject, seen), _fitted(name, subject, seen)]
+
+
+def check_sampled_records(setting: Setting) -> list[Finding]:
+    """Attack sums of mode record-distributed over secret samples of the records."""
+    m = setting.canaries
+    subject = Subject.of(_terms(Mode.RECORD_DISTRIBUTED, m, 3 * setting.steps, _RATE))
+    seen = in_secure_sums(subject, _fair(setting, "sampled records", m))
+    return [_bounded(f"record-distributed, q = {_RATE}", subject, seen)]
+
+
+def check_local_updates(setting: Setting) -> list[Finding]:
+    """Attack one site's updates of mode record-local, as if their masks were broken."""
+    m = setting.canaries
+    subject = Subject.of(_terms(Mode.RECORD_LOCAL, m, setting.steps // 2))
+    seen = in_local_updates(subject, _fair(setting, "local updates", m))
+    name = "record-local, one site's updates"
+    return [_bounded(name, subject, seen), _fitted(name, subject, seen)]
+
+
+def check_whole_sites(setting: Setting) -> list[Finding]:
+    """Attack sums of mode site, in which each honest site is a canary."""
+    honest = setting.canaries // 2
+    rules = CohortRules(1, honest + 1, honest + honest // 2 + 1)
+    subject = Subject.of(_terms(Mode.SITE, honest, max(1, setting.steps // 3)), rules)
+    seen = in_site_updates(subject, _fair(setting, "whole sites", honest))
+    return [_bounded("site", subject, seen), _fitted("site", subject, seen)]
 
 
 def in_secure_sums(subject: Subject, included_M: NDArray[np.bool_]) -> Seen:
@@ -97,7 +105,7 @@ def in_secure_sums(subject: Subject, included_M: NDArray[np.bool_]) -> Seen:
         updates = {k: update_of(site, request) for k, site in enumerate(sites)}
         opened = cohort.sum(subject.plan_of(number), updates)
         colluding = {k: update for k, update in updates.items() if k >= honest}
-        total_d = without(opened.total_d, colluding, subject.plan.bits)
+        total_d = without(opened, colluding, subject.plan)
         mean_D = subject.decode(number, total_d, len(opened.survivors)).gradient_D
         scores_M += mean_D[:m] * subject.job.divisor(len(opened.survivors))
     return Seen(scores_M / subject.terms.clipping_norm, included_M)

@@ -20,6 +20,7 @@ _WASTE = 1.001  # a plan may round noise and sensitivity up, but not by more
 NOISED_MODES = (
     Terms(bins=3),
     Terms(bins=3, rounding="sum"),
+    Terms(surplus=True),
     Terms(coordinates=5000, compression='map = "rotation+random-k"\nkeep = 0.1'),
     Terms(mode=Mode.RECORD_LOCAL, bins=3, local="steps = 2\nlearning_rate = 1.0"),
     Terms(mode=Mode.SITE, local="steps = 1\nbatch_size = 1\nlearning_rate = 1.0"),
@@ -69,6 +70,7 @@ def check_plans(_setting: Setting) -> list[Finding]:
     found = []
     for subject in subjects():
         found += [_sensitivity(subject), _noise(subject), _epsilon(subject)]
+        found += _levels(subject)
     return found
 
 
@@ -100,6 +102,21 @@ def _noise(subject: Subject) -> Finding:
         measured=f"{float(added):.6g}",
         passed=needed * (1 - _ROUND) <= added <= most,
     )
+
+
+def _levels(subject: Subject) -> list[Finding]:
+    """Look at what stays in a sum at each number of survivors that lets noise be removed."""
+    colluders, needed = subject.rules.colluders, variance(subject)
+    return [
+        Finding(
+            check="plan: noise",
+            subject=f"{name_of(subject)}, surplus removed from {level.survivors} survivors",
+            claim=f"{level.survivors - colluders} honest: variance >= {needed:.6g}",
+            measured=f"{float((level.survivors - colluders) * level.variance):.6g}",
+            passed=(level.survivors - colluders) * level.variance >= needed * (1 - float(_ROUND)),
+        )
+        for level in subject.plan.noise_levels
+    ]
 
 
 def _epsilon(subject: Subject) -> Finding:

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_node.audit.canaries import check_canaries
+from edge_node.audit.canaries import (
+    check_all_records,
+    check_local_updates,
+    check_sampled_records,
+    check_whole_sites,
+)
 from edge_node.audit.claims import check_plans
 from edge_node.audit.finding import Check, Finding
 from edge_node.audit.mutants import MUTANTS, Mutant
@@ -21,7 +26,13 @@ from edge_node.audit.neighbours import (
     check_memory,
     check_rounding,
 )
-from edge_node.audit.noise import check_noise
+from edge_node.audit.noise import (
+    check_local_noise,
+    check_sampler,
+    check_shared_noise,
+    check_site_noise,
+    check_surplus_noise,
+)
 from edge_node.audit.samples import check_samples
 from edge_node.audit.setting import SeededSecrets, Setting, secrets_from
 from privacy.errors import TidegateError
@@ -33,8 +44,15 @@ CHECKS: tuple[Check, ...] = (
     check_batch_size,
     check_memory,
     check_samples,
-    check_noise,
-    check_canaries,
+    check_sampler,
+    check_shared_noise,
+    check_surplus_noise,
+    check_local_noise,
+    check_site_noise,
+    check_all_records,
+    check_sampled_records,
+    check_local_updates,
+    check_whole_sites,
 )
 REFUSED = "the pipeline itself"
 

@@ -12,6 +12,7 @@ from privacy import encodings, local_noise, pipeline, quantise
 from privacy.accounting.sensitivity import IntegerSensitivity, l1_sensitivity
 from privacy.pipeline import EncodingPlan
 from privacy.spec import VectorSpec
+from privacy.surplus import NoiseLevel, choose_levels
 from privacy.terms import CohortRules, PrivacyTerms
 
 _SENSITIVITIES = (
@@ -84,4 +85,19 @@ def _while_deriving(
             return original(terms, spec, rules, map_seed, z)
 
     with mock.patch.object(encodings, "_shared_noise_encoding", derived):
+        yield
+
+
+@contextlib.contextmanager
+def surplus_of_colluders() -> Iterator[None]:
+    """Let survivors take noise off until all of them, colluders too, just have V together."""
+
+    def choose(share: int, n_min: int, colluders: int, most: int) -> tuple[NoiseLevel, ...]:
+        whole = share * (n_min - colluders)
+        return tuple(
+            NoiseLevel(level.survivors, math.ceil(whole / level.survivors))
+            for level in choose_levels(share, n_min, colluders, most)
+        )
+
+    with mock.patch.object(encodings, "choose_levels", choose):
         yield

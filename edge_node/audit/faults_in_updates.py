@@ -29,6 +29,7 @@ from privacy.noise import NoisedUpdate, add_skellam_noise
 from privacy.pipeline import RecordAccumulator
 from privacy.quantise import QuantisedDelta, RecordSum
 from privacy.sampling import poisson_sample
+from privacy.surplus import NoiseLevel, NoiseShare
 
 KeyOf = Callable[[LocalRound, RoundRequest], bytes]
 
@@ -41,8 +42,13 @@ _BATCH = 100.0  # what a mean over the actual batch is scaled back by
 def less_noise(share: float) -> Iterator[None]:
     """Add noise of a share of the variance, in both noise stages."""
 
-    def weak_skellam(update: QuantisedDelta, variance: int, seed: bytes) -> NoisedUpdate:
-        return add_skellam_noise(update, max(1, round(variance * share)), seed)
+    def weak_skellam(update: QuantisedDelta, full: NoiseShare, seed: bytes) -> NoisedUpdate:
+        levels = (
+            NoiseLevel(level.survivors, max(1, round(level.variance * share)))
+            for level in full.levels
+        )
+        weak = NoiseShare(max(1, round(full.variance * share)), tuple(levels))
+        return add_skellam_noise(update, weak, seed)
 
     def weak_gaussian(level_variance: int, seed: bytes, count: int) -> NDArray[np.int64]:
         weak = max(MIN_LEVEL_VARIANCE, round(level_variance * share))

@@ -49,6 +49,11 @@ MUTANTS = (
         "V/N_min a site: as if colluders kept their noise secret",
         partial(plans.noise_split_among, lambda rules: rules.min_survivors),
     ),
+    Mutant(
+        "surplus-of-colluders",
+        "surplus noise removed as if colluders kept theirs secret",
+        plans.surplus_of_colluders,
+    ),
     Mutant("eager-model", "gradients at an own, un-noised model", updates.eager_model),
     Mutant("bare-metrics", "metrics sent without noise", updates.bare_metrics),
     Mutant("actual-batch", "sums divided by the actual batch size", updates.mean_of_the_batch),

@@ -29,6 +29,7 @@ from privacy.audit.worst_records import over_the_edge, rounded_up, spread
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import Mode
 from privacy.quantise import QuantisedDelta
+from privacy.surplus import NoiseShare
 from privacy.terms import CohortRules
 
 LENGTH = 384
@@ -80,7 +81,7 @@ def check_memory(_setting: Setting) -> list[Finding]:
 def noise_off() -> Iterator[None]:
     """Have both noise stages add nothing, so that sums can be compared exactly."""
 
-    def skellam(update: QuantisedDelta, _variance: int, _seed: bytes) -> NoisedUpdate:
+    def skellam(update: QuantisedDelta, _share: NoiseShare, _seed: bytes) -> NoisedUpdate:
         return NoisedUpdate(update.values_d.copy())
 
     def gaussian(_variance: int, _seed: bytes, count: int) -> Steps:

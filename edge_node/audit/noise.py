@@ -8,7 +8,7 @@ Shapes: d = integers of one vector, M = metrics.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -25,6 +25,7 @@ from privacy.noise import add_skellam_noise
 from privacy.pipeline import Mode
 from privacy.quantise import QuantisedDelta
 from privacy.ring import centre, reduce_in_place
+from privacy.surplus import NoiseShare
 from privacy.terms import CohortRules
 
 FALSE_ALARM = 1e-7
@@ -54,38 +55,37 @@ class Rounds:
     honest: list[Noise]
 
 
-def check_noise(setting: Setting) -> list[Finding]:
-    """Measure variance, law and independence of the noise in each mode that adds some."""
-    found = []
-    for variance in _SAMPLER_VARIANCES:
-        found += _sampler(setting, variance)
-    found += _distributed(setting)
-    found += _local(setting)
-    found += _site(setting)
-    return found
+def check_sampler(setting: Setting) -> list[Finding]:
+    """Draw from the noise stage itself, at small and large variances."""
+    return [found for variance in _SAMPLER_VARIANCES for found in _sampler(setting, variance)]
 
 
-def run_empty_rounds(subject: Subject) -> Rounds:
-    """Run rounds without a record: one site drops out of each, and the last survivors collude."""
-    app = ScriptedApp(_nothing(subject))
-    rules, cohort = subject.rules, SecureCohort(subject.rules)
-    sites = [subject.site([], app) for _ in range(rules.min_survivors)]
+def run_empty_rounds(subject: Subject, survivors: int) -> Rounds:
+    """Run rounds without a record; the last survivors collude, the other members drop out.
+
+    Args:
+        subject: Mode record-distributed.
+        survivors: |U3| of each round, from N_min to all members.
+    """
+    app, cohort = ScriptedApp(_nothing(subject)), SecureCohort(subject.rules)
+    sites = [subject.site([], app) for _ in range(survivors)]
     rounds = Rounds([], [], [])
     for number in range(1, _ROUNDS + 1):
         request, plan = subject.request(number), subject.plan_of(number)
         updates = {k: update_of(site, request) for k, site in enumerate(sites)}
-        total_d = cohort.sum(plan, updates).total_d
-        colluding = {k: u for k, u in updates.items() if k >= rules.honest_sites}
-        honest_d = without(total_d, colluding, plan.bits)
+        opened = cohort.sum(plan, updates)
+        honest = survivors - subject.rules.colluders
+        honest_d = without(opened, {k: u for k, u in updates.items() if k >= honest}, plan)
         rounds.shares.append([u.vector_D.astype(np.float64) for u in updates.values()])
-        rounds.opened.append(centre(total_d, plan.bits).astype(np.float64))
+        rounds.opened.append(centre(opened.total_d, plan.bits).astype(np.float64))
         rounds.honest.append(centre(honest_d, plan.bits).astype(np.float64))
     return rounds
 
 
-def _distributed(setting: Setting) -> list[Finding]:
+def check_shared_noise(setting: Setting) -> list[Finding]:
+    """Measure shares and opened sums of mode record-distributed, after a drop-out."""
     subject = Subject.of(coarse_terms(setting.coordinates))
-    rounds = run_empty_rounds(subject)
+    rounds = run_empty_rounds(subject, subject.rules.min_survivors)
     whole, share = claims.variance(subject), claims.share(subject)
     survivors, honest = subject.rules.min_survivors, subject.rules.honest_sites
     name = "record-distributed"
@@ -97,9 +97,9 @@ def _distributed(setting: Setting) -> list[Finding]:
         [share_d[-2 * _BINS :] for shares in rounds.shares for share_d in shares]
     )
     found = [
-        _variance(of_share, first[0], NoiseLaw.skellam(share), setting.tolerance),
-        _variance(of_honest, rounds.honest[0], NoiseLaw.skellam(whole), setting.tolerance),
-        _variance(of_all, rounds.opened[0], NoiseLaw.skellam(survivors * share), setting.tolerance),
+        _variance(of_share, first[0], NoiseLaw.skellam(share), setting),
+        _variance(of_honest, rounds.honest[0], NoiseLaw.skellam(whole), setting),
+        _variance(of_all, rounds.opened[0], NoiseLaw.skellam(survivors * share), setting),
         _metrics(f"{name}, metrics of all shares", metrics, NoiseLaw.skellam(share)),
         _law(of_share, first[0], NoiseLaw.skellam(subject.plan.noise_variance)),
         _law(of_honest, rounds.honest[0], NoiseLaw.skellam(honest * subject.plan.noise_variance)),
@@ -125,7 +125,20 @@ def _attempts(subject: Subject) -> list[Finding]:
     return [finding, _apart("record-distributed, attempts of a round", made)]
 
 
-def _local(setting: Setting) -> list[Finding]:
+def check_surplus_noise(setting: Setting) -> list[Finding]:
+    """Nobody drops out, and the noise that more survivors can do without comes off again."""
+    terms = replace(coarse_terms(setting.coordinates), surplus=True)
+    subject = Subject.of(terms)
+    survivors, colluders = subject.rules.members, subject.rules.colluders
+    rounds = run_empty_rounds(subject, survivors)
+    name = f"record-distributed, surplus removed from {survivors}, without {colluders} colluder"
+    return [
+        _variance(name, rounds.honest[0], NoiseLaw.skellam(claims.variance(subject)), setting),
+        _apart("record-distributed, surplus removed, opened sums", rounds.opened),
+    ]
+
+
+def check_local_noise(setting: Setting) -> list[Finding]:
     """Mode record-local: a site's update is the sum of its steps' noise, read in their grid."""
     base = coarse_terms(setting.coordinates)
     subject = Subject.of(
@@ -154,14 +167,14 @@ def _local(setting: Setting) -> list[Finding]:
     name = f"record-local, one site's update of {local.steps} steps"
     metrics = np.concatenate([update_d[-2 * _BINS :] for update_d in made])
     return [
-        _variance(name, made[0], law, setting.tolerance),
+        _variance(name, made[0], law, setting),
         _metrics("record-local, metrics", metrics, law),
         _law(name, made[0], NoiseLaw.gaussian(local.steps * float(local.variance))),
         _apart("record-local, rounds of a site", made),
     ]
 
 
-def _site(setting: Setting) -> list[Finding]:
+def check_site_noise(setting: Setting) -> list[Finding]:
     """Mode site: a site that does not move sends its noise share alone."""
     subject = Subject.of(
         Terms(
@@ -177,10 +190,7 @@ def _site(setting: Setting) -> list[Finding]:
     made = [update_of(site, subject.request(1)).vector_D.astype(np.float64) for site in sites]
     return [
         _variance(
-            "site, one site's share",
-            made[0],
-            NoiseLaw.skellam(claims.share(subject)),
-            setting.tolerance,
+            "site, one site's share", made[0], NoiseLaw.skellam(claims.share(subject)), setting
         ),
         _law("site, one site's share", made[0], NoiseLaw.skellam(subject.plan.noise_variance)),
         _apart("site, sites of a round", made),
@@ -188,13 +198,12 @@ def _site(setting: Setting) -> list[Finding]:
 
 
 def _sampler(setting: Setting, variance: int) -> list[Finding]:
-    """Draw from the noise stage itself, at small and large variances."""
     nothing = QuantisedDelta(np.zeros(setting.coordinates, dtype=np.int64), 1.0)
     seed = setting.coins(f"sampler {variance}").bytes(32)
-    noise = add_skellam_noise(nothing, variance, seed).vector_D.astype(np.float64)
+    noise = add_skellam_noise(nothing, NoiseShare(variance), seed).vector_D.astype(np.float64)
     law = NoiseLaw.skellam(float(variance))
     name = f"Skellam sampler at V = {variance}"
-    return [_variance(name, noise, law, setting.tolerance), _law(name, noise, law)]
+    return [_variance(name, noise, law, setting), _law(name, noise, law)]
 
 
 def coarse_terms(length: int) -> Terms:
@@ -228,7 +237,8 @@ def _nothing(subject: Subject) -> Records:
     return records
 
 
-def _variance(name: str, noise: Noise, law: NoiseLaw, tolerance: float) -> Finding:
+def _variance(name: str, noise: Noise, law: NoiseLaw, setting: Setting) -> Finding:
+    tolerance = setting.tolerance
     ratio = noise_law.variance_ratio(noise, law.variance)
     return Finding(
         check="noise: variance",

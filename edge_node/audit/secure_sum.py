@@ -10,7 +10,7 @@ Shapes: d = integers of one vector.
 import hashlib
 import secrets
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from numpy.typing import NDArray
 
 from privacy.errors import Reason, UsageError
-from privacy.noise import NoisedUpdate
+from privacy.noise import NoisedUpdate, subtract_noise
 from privacy.pipeline import EncodingPlan
 from privacy.planning import CohortRules
 from privacy.secagg import commands as c
@@ -86,25 +86,39 @@ class SecureCohort:
         context = AttemptContext(
             P256.name, _CONSORTIUM, bytes(_SEED_BYTES), "dp-audit", 1, 1, self._attempts
         )
-        stock = [SiteSecrets(BundleSecrets(_seed()), _seed(), _seed()) for _ in self._members]
+        levels = len(plan.surplus_levels)
+        stock = [_secrets(updates.get(k), levels) for k in range(len(self._members))]
         bundles = tuple(map(self._bundle, self._signers, stock))
         cohort_plan = self._plan(plan)
         shells = [
             _SiteShell(
-                SiteAttempt(self._site_config(k, context, cohort_plan), bundles[k], stock[k]),
+                SiteAttempt(self._site_config(k, context, cohort_plan, plan), bundles[k], stock[k]),
                 self._signers[k],
                 updates.get(k),
                 plan.bits,
             )
             for k in range(len(self._members))
         ]
-        server = ServerAttempt(ServerConfig(P256, context, bundles, cohort_plan, self._pinned))
+        server = ServerAttempt(
+            ServerConfig(
+                P256,
+                context,
+                bundles,
+                cohort_plan,
+                self._pinned,
+                surplus_levels=plan.surplus_levels,
+            )
+        )
         total_d = np.zeros(plan.length, dtype=np.uint32)
-        survivors = self._deliver(server, shells, total_d)
+        survivors = self._deliver(server, shells, total_d, plan)
         return OpenedAttempt(total_d, survivors)
 
     def _deliver(
-        self, server: ServerAttempt, shells: "list[_SiteShell]", total_d: NDArray[np.uint32]
+        self,
+        server: ServerAttempt,
+        shells: "list[_SiteShell]",
+        total_d: NDArray[np.uint32],
+        plan: EncodingPlan,
     ) -> tuple[int, ...]:
         """Carry messages until the attempt is over; folds and unmasks into ``total_d``."""
         survivors: tuple[int, ...] | None = None
@@ -118,7 +132,9 @@ class SecureCohort:
                     case c.FoldUpload():
                         total_d += shells[self._members.index(command.sender)].masked_d
                     case c.UnmaskSum():
-                        unmask(total_d, command.terms, shells[0].bits)
+                        unmask(total_d, command.terms, plan.bits)
+                        for seeds in command.surplus_seeds:
+                            take_off(total_d, seeds, plan)
                     case c.Publish():
                         survivors = tuple(map(self._members.index, command.survivors))
                     case c.AbortAttempt() | c.Blame() | c.Accusation():
@@ -150,9 +166,17 @@ class SecureCohort:
             tuple(BaseVersion(member, _VERSION) for member in self._members),
         )
 
-    def _site_config(self, site: int, context: AttemptContext, plan: CohortPlan) -> SiteConfig:
+    def _site_config(
+        self, site: int, context: AttemptContext, plan: CohortPlan, encoding: EncodingPlan
+    ) -> SiteConfig:
         expected = ExpectedPlan(
-            plan.encoding, plan.ring_bits, plan.length, self._chain_head, _VERSION, _VERSION
+            plan.encoding,
+            plan.ring_bits,
+            plan.length,
+            self._chain_head,
+            _VERSION,
+            _VERSION,
+            surplus_levels=encoding.surplus_levels,
         )
         policy = CohortPolicy(self._rules.colluders, self._rules.min_survivors)
         return SiteConfig(self._members[site], P256, context, self._pinned, policy, expected)
@@ -208,6 +232,19 @@ class _SiteShell:
         self.masked_d = mask(self.update, command.terms, self.bits).values_d
         digest = hashlib.sha256(self.masked_d.tobytes()).digest()
         return c.UploadCompleted(self.signer.fingerprint, digest)
+
+
+def take_off(
+    total_d: NDArray[np.uint32], surplus_seeds: Sequence[bytes], plan: EncodingPlan
+) -> None:
+    """Take what one site's revealed seeds draw off a sum, in place (`privacy.surplus`)."""
+    for variance, seed in zip(plan.noise_share.increments, surplus_seeds, strict=False):
+        subtract_noise(total_d, variance, seed, plan.bits)
+
+
+def _secrets(update: NoisedUpdate | None, levels: int) -> SiteSecrets:
+    surplus = tuple(_seed() for _ in range(levels)) if update is None else update.surplus_seeds
+    return SiteSecrets(BundleSecrets(_seed()), _seed(), _seed(), surplus)
 
 
 def _seed() -> bytes:

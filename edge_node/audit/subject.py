@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_node.audit.secure_sum import OpenedAttempt, take_off
 from edge_node.data import from_table
 from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, LocalRound, RoundRequest
@@ -27,7 +28,9 @@ from privacy.decode import MeanDelta, decode_sum
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import CohortRules, derive_encoding, job_epsilon, step_event
+from privacy.ring import reduce_in_place
 from privacy.spec import TensorSpec, VectorSpec
+from privacy.surplus import levels_reached
 from tidegate.job_terms import privacy_terms
 from tidegate.jobfile import JobFile
 
@@ -55,6 +58,7 @@ class Terms:
         bins: Of a metric of 2 * bins coordinates; 0 for no metrics.
         sampling_rate: q, record modes.
         rounding: "record" or "sum", mode record-distributed.
+        surplus: Whether noise that the survivors can do without is removed.
         clipping_norm: C_g.
         metrics_norm: C_m where there are metrics.
         expected_batch: Public divisor, record modes.
@@ -70,6 +74,7 @@ class Terms:
     bins: int = 0
     sampling_rate: float = 1.0
     rounding: str = "record"
+    surplus: bool = False
     clipping_norm: float = 1.0
     metrics_norm: float = 0.25
     expected_batch: int = 100
@@ -93,6 +98,8 @@ class Terms:
             privacy.append("max_records = 100000")
         if self.mode is Mode.RECORD_DISTRIBUTED:
             privacy.append(f'rounding = "{self.rounding}"')
+        if self.surplus:
+            privacy.append("remove_surplus_noise = true")
         if self.mode is Mode.RECORD_LOCAL:
             privacy.append(f"update_norm = {self.update_norm}")
         metric = f'[[metrics]]\nname = "auc"\nkind = "binned-auc"\nbins = {self.bins}\n'
@@ -217,10 +224,16 @@ def update_of(site: LocalRound, request: RoundRequest) -> NoisedUpdate:
 
 
 def without(
-    total_d: NDArray[np.uint32], known: Mapping[int, NoisedUpdate], bits: int
+    opened: OpenedAttempt, known: Mapping[int, NoisedUpdate], plan: EncodingPlan
 ) -> NDArray[np.uint32]:
     """Take the updates of colluding sites, who tell them to the aggregator, out of a sum."""
+    total_d, survivors = opened.total_d, len(opened.survivors)
     left_d = total_d.copy()
     for update in known.values():
-        left_d -= update.vector_D.astype(np.uint32)
-    return left_d & np.uint32((1 << bits) - 1)
+        own_d = update.vector_D.astype(np.uint32)
+        # What a colluder revealed of its noise is off the sum already.
+        take_off(
+            own_d, update.surplus_seeds[: levels_reached(plan.surplus_levels, survivors)], plan
+        )
+        left_d -= own_d
+    return reduce_in_place(left_d, plan.bits)

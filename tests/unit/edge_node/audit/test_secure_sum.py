@@ -33,8 +33,8 @@ def test_the_sum_of_the_survivors_is_exact(sites):
 
 def test_known_updates_can_be_taken_out_again():
     given = updates((0, 1, 2, 3))
-    total_d = SecureCohort(RULES).sum(PLAN, given).total_d
-    rest_d = without(total_d, {3: given[3]}, PLAN.bits)
+    opened = SecureCohort(RULES).sum(PLAN, given)
+    rest_d = without(opened, {3: given[3]}, PLAN)
     expected = sum(given[k].vector_D for k in (0, 1, 2))
     assert np.array_equal(centre(rest_d, PLAN.bits), expected)
 
