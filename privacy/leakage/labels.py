@@ -9,6 +9,7 @@ to what is observed. Under enough noise it gives the prior's counts, which are t
 Shapes: R = simulations, K = labels, F = coordinates looked at.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -108,10 +109,10 @@ class _Estimate:
     ) -> None:
         self._scene, self._records = release.scene, release.records
         self._places = last_layer(release.scene)
-        rounds = max(_LEAST_ROUNDS, 4 * label.categories, effort.iterations // 10)
+        rounds = max(_LEAST_ROUNDS, 4 * label.categories, effort.iterations // 5)
         seen, told = [], []
         for _ in range(rounds):
-            batch = _mixed(label, release, source)
+            batch = release.scene.draw(release.records, source)
             updates = [SiteUpdate(release.scene) for _ in range(release.sites)]
             predicted_D = release.project(sum_of_sites(release, updates, batch).detach())
             seen.append(self._look(predicted_D))
@@ -127,7 +128,7 @@ class _Estimate:
 
     def __call__(self, release: Release) -> Tensor:
         """Estimate the counts behind a release, shape (K,): none below 0, all records counted."""
-        off_F = self._look(release.project(release.observed_D)) - self._seen_F
+        off_F = self._look(release.observed_D) - self._seen_F
         found_K: Tensor = (self._prior_K + off_F @ self._gain_FK).float().clamp_min(0)
         shared_K: Tensor = found_K * (self._records / found_K.sum().clamp_min(1e-9))
         return shared_K
@@ -145,15 +146,8 @@ def last_layer(scene: Scene) -> list[str]:
 
 
 def _narrow(values: Tensor) -> Tensor:
-    """Sum a matrix over its inputs: one number an output."""
-    return values.flatten(1).sum(dim=1) if values.ndim > 1 else values
-
-
-def _mixed(label: Field, release: Release, source: torch.Generator) -> dict[str, Tensor]:
-    """Make up a batch whose labels are as unevenly mixed as a small site's may be."""
-    batch = release.scene.draw(release.records, source)
-    shares = torch.rand(label.categories, generator=source).pow(4) + 1e-3
-    places = torch.multinomial(shares, release.records, replacement=True, generator=source)
-    values = places.to(release.scene.device) + label.bounds[0]
-    batch[label.name] = values.reshape(batch[label.name].shape).to(batch[label.name].dtype)
-    return batch
+    """Sum a matrix over its inputs, one number an output, its noise as large as before."""
+    if values.ndim == 1:
+        return values
+    rows = values.flatten(1)
+    return rows.sum(dim=1) / math.sqrt(rows.shape[1])

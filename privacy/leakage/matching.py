@@ -89,7 +89,7 @@ class _Run:
         self._optimiser = torch.optim.Adam(candidate.free, lr=how.rate)
         marks = [int(total * share) for share in _DECAYS]
         self._schedule = torch.optim.lr_scheduler.MultiStepLR(self._optimiser, marks, how.decay)
-        self._target_D = release.project(release.observed_D.float())
+        self._target_D = release.observed_D.float()
         self._done = 0
         self._best = Found(candidate.guess(), float("inf"))
 
@@ -128,6 +128,8 @@ def sum_of_sites(
     release: Release, updates: list[SiteUpdate], batch: Batch, *, refresh: bool = True
 ) -> Tensor:
     """Give the sum of the sites' vectors as a function of all their records, shape (D,)."""
+    if len(updates) == 1:
+        return updates[0](batch, refresh=refresh)
     size = release.scene.records
     parts = []
     for site, update in enumerate(updates):

@@ -42,7 +42,7 @@ class Release:
         batch: The records behind it, site by site, S*B in all: the truth to compare with.
         observed_D: The decoded vector, float64, parameter units, shape (D,).
         error_std: Deviation of noise and rounding on each coordinate.
-        project: What the shared map leaves of a vector: linear, its own adjoint.
+        project: What the shared map and its adjoint make of a vector: linear, its own adjoint.
     """
 
     scene: Scene
@@ -92,7 +92,10 @@ def error_std(scene: Scene, sites: int) -> float:
 
 
 def projection_of(plan: EncodingPlan) -> Projection:
-    """Give what a plan's map and its adjoint make of a vector: itself, or what a subset leaves."""
+    """Give what a plan's map and its adjoint make of a vector: itself, or what a subset leaves.
+
+    It is symmetric, and with padding no projection: applied once, as `privacy.decode` has done.
+    """
     if not plan.map_kind.selects:
         return lambda vector_D: vector_D
     linear_map, length = plan.linear_map, plan.gradient_length
@@ -108,7 +111,7 @@ def projection_of(plan: EncodingPlan) -> Projection:
 
 
 class _Projected(torch.autograd.Function):
-    """A projection is its own adjoint, so its backward pass is itself."""
+    """A map followed by its adjoint is symmetric, so its backward pass is itself."""
 
     @staticmethod
     def forward(ctx: "_Context", vector_D: Tensor, linear_map: LinearMap, length: int) -> Tensor:

@@ -159,6 +159,7 @@ class _OptimiserSteps:
         self._optimiser = make(leaves)
         order = {id(leaf): place for place, leaf in enumerate(leaves)}
         self._places = [[order[id(p)] for p in g["params"]] for g in self._optimiser.param_groups]
+        self._optimiser.defaults["differentiable"] = True  # what a step's own guard looks at
         for group in self._optimiser.param_groups:
             group.update({"differentiable": True, "foreach": False, "fused": False})
 

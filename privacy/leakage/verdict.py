@@ -14,7 +14,6 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from privacy.errors import UsageError
 
@@ -28,6 +27,7 @@ TOKEN_FACTOR = 2.0
 TOKEN_FAIL = 0.10
 _LUCK = 0.999
 CELL_MARGIN = 0.05
+LABEL_SHARE = 0.8
 MAX_SHOWN = 8
 """Records kept as evidence of one attack."""
 
@@ -163,10 +163,22 @@ def judge_tokens(score: float, baseline: float, tokens: int) -> Verdict:
         baseline: What chance gives.
         tokens: How many there were.
     """
-    lucky = float(binom.ppf(_LUCK, tokens, min(1.0, baseline))) / tokens
-    if score <= max(TOKEN_FACTOR * baseline, lucky):
+    if score <= max(TOKEN_FACTOR * baseline, _lucky_hits(tokens, baseline) / tokens):
         return Verdict.PASS
     return Verdict.FAIL if score >= TOKEN_FAIL else Verdict.WARN
+
+
+def _lucky_hits(tokens: int, chance: float) -> int:
+    """Give how many hits chance does not exceed in 999 of 1000 audits: a binomial quantile."""
+    if chance >= 1:
+        return tokens
+    log_mass, below, hits = tokens * math.log1p(-chance), 0.0, 0
+    while True:
+        below += math.exp(log_mass)
+        if below >= _LUCK or hits == tokens:
+            return hits
+        log_mass += math.log((tokens - hits) / (hits + 1)) + math.log(chance / (1 - chance))
+        hits += 1
 
 
 def judge_cells(score: float, baseline: float, exact_rows: int, by_chance: int) -> Verdict:
@@ -184,8 +196,12 @@ def judge_cells(score: float, baseline: float, exact_rows: int, by_chance: int) 
 
 
 def judge_labels(score: float, baseline: float) -> Verdict:
-    """Judge label counts: they are of no one record, so they never fail an audit by themselves."""
-    return _near(score <= baseline + CELL_MARGIN)
+    """Judge label counts: are they as good as known?
+
+    They are of no one record, so they never fail an audit by themselves, and noise that hides each
+    record blurs them only: what counts is how much of the guess's error is gone.
+    """
+    return _near(score <= baseline + LABEL_SHARE * (1 - baseline))
 
 
 def _near(near: bool) -> Verdict:  # noqa: FBT001 - one comparison's outcome
