@@ -25,6 +25,7 @@ from aggregator.log import LOGGER, configure_logging
 from aggregator.registry import Registry
 from aggregator.store import Store
 from privacy.errors import TidegateError, UsageError
+from privacy.secagg.keys import suite_named
 from tidegate.pki import load_authority, read_private
 
 EXIT_USAGE = 2
@@ -57,7 +58,8 @@ async def serve(config: AggregatorConfig) -> None:
     store = Store(config.database, folder)
     try:
         operator_spki = read_private(folder / "operator.spki")
-        registry = Registry(store, authority, operator_spki, config.limits.max_sites)
+        signatures = suite_named(config.suite).signatures
+        registry = Registry(store, authority, operator_spki, config.limits.max_sites, signatures)
         coordinator = Coordinator(config, store, registry)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -133,9 +133,8 @@ class BundleStock:
         if bundle.not_after_s <= now_s + _EXPIRY_MARGIN_S:
             raise PeerError(Reason.REPLAY, f"bundle {bundle.serial} expires too soon")
         keys = self._identities(signed)
-        if len(keys) < 2 or keys & self._keys:
+        if len(keys) < len(self._suite.key_identities(bundle)) or keys & self._keys:
             raise PeerError(Reason.REPLAY, f"bundle {bundle.serial} holds a key that is in stock")
 
     def _identities(self, signed: SignedBundle) -> set[bytes]:
-        bundle = signed.bundle
-        return {self._suite.key_identity(bundle.c_pk), self._suite.key_identity(bundle.m_pk)}
+        return set(self._suite.key_identities(signed.bundle))

@@ -16,6 +16,7 @@ from aggregator.config import AggregatorConfig
 from aggregator.store import Store
 from aggregator.tables import MANIFESTS, SITES, TOKENS
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg.signatures import ECDSA_P256, SignatureScheme
 from tidegate import pki, tokens
 from tidegate.convert import DEFAULT_LIMITS, Limits
 from tidegate.manifest import Manifest, Member, parse_and_verify
@@ -58,9 +59,15 @@ class Registry:
     """The sites of one consortium; kept in memory, written through to the store."""
 
     def __init__(
-        self, store: Store, authority: pki.Authority, operator_spki: bytes, max_sites: int
+        self,
+        store: Store,
+        authority: pki.Authority,
+        operator_spki: bytes,
+        max_sites: int,
+        signatures: SignatureScheme = ECDSA_P256,
     ) -> None:
-        """Load what the store holds."""
+        """Load what the store holds; ``signatures`` is that of the suite that is served."""
+        self._signatures = signatures
         self._store = store
         self._authority = authority
         self.operator_spki = operator_spki
@@ -78,7 +85,7 @@ class Registry:
     @property
     def wire_limits(self) -> Limits:
         """What may come over the wire: as the sealed manifest says, before it the defaults."""
-        return Limits.of(self.sealed.manifest.limits) if self.sealed else DEFAULT_LIMITS
+        return Limits.of(self.sealed.manifest) if self.sealed else DEFAULT_LIMITS
 
     def site(self, site_id: str) -> EnrolledSite | None:
         """Return an enrolled site, revoked ones too."""
@@ -141,7 +148,10 @@ class Registry:
         token_hash = tokens.hash_secret(request.secret)
         site_id = self._check_token(token_hash, now_s)
         proof = pki.enrolment_message(token_hash, request.csr_der)
-        pki.verify(request.signing_spki, request.signing_proof, proof)
+        if not self._signatures.is_canonical(request.signing_spki):
+            kind = self._signatures.key_kind
+            raise PeerError(Reason.MALFORMED, f"the signing key is no {kind} key in canonical DER")
+        self._signatures.verify(request.signing_spki, request.signing_proof, proof)
         tls_spki = pki.public_spki(pki.check_csr(request.csr_der))
         site = EnrolledSite(
             site_id=site_id,

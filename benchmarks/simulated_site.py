@@ -23,10 +23,12 @@ import numpy as np
 
 from edge_node.commands import (
     AcceptedJob,
+    AttemptEncapsulated,
     AttemptSigned,
     CommitStep,
     Connected,
     ConsiderJob,
+    EncapsulateStep,
     JobJudged,
     ParticipantCommand,
     ParticipantEvent,
@@ -190,6 +192,9 @@ class SimulatedSite:
                 return [JobJudged(offer.job_id, AcceptedJob(offer.job_id, plan))]
             case SignStep(ctx, purpose, message):
                 return [AttemptSigned(ctx, purpose, self._credentials.signer.sign(message))]
+            case EncapsulateStep(ctx, suite, public_keys):
+                draw = suite_named(suite).transport.encapsulate
+                return [AttemptEncapsulated(ctx, tuple(map(draw, public_keys)))]
             case CommitStep():
                 self._last_accepted = (command.key.round, command.attempt)
                 return [StepCommitted(command.ctx, command.commit.step)]

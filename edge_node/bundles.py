@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from edge_node.store import Store
 from edge_node.store_schema import StoredBundle
-from privacy.secagg.keys import BundleSecrets, SoftwareSigner, make_bundle, suite_named
+from privacy.secagg.keys import BundleSecrets, SoftwareSigner, Suite, make_bundle, suite_named
 from privacy.secagg.messages import Roster, SignedBundle
 from privacy.secagg.site import SiteSecrets
 from privacy.secagg.statements import bundle_statement
@@ -64,12 +64,13 @@ class BundleMaker:
         return signed, StoredBundle(serial, encode_bundle(signed), seed)
 
     def find(
-        self, roster: Roster, surplus_seeds: tuple[bytes, ...]
+        self, roster: Roster, suite: Suite, surplus_seeds: tuple[bytes, ...]
     ) -> tuple[SignedBundle, SiteSecrets] | None:
         """Give the own bundle of a roster and its attempt's secrets, two of them fresh.
 
         Args:
             roster: As received.
+            suite: The manifest's.
             surplus_seeds: Of the update that the attempt is to send.
 
         Returns:
@@ -84,7 +85,7 @@ class BundleMaker:
                     secrets.token_bytes(SEED_BYTES),
                     surplus_seeds,
                 )
-                return decode_bundle(stored.signed), secret
+                return decode_bundle(stored.signed, suite), secret
         return None
 
 
@@ -108,13 +109,13 @@ def encode_bundle(signed: SignedBundle) -> bytes:
     return bundle_to_wire(signed).SerializeToString()
 
 
-def decode_bundle(raw: bytes) -> SignedBundle:
+def decode_bundle(raw: bytes, suite: Suite) -> SignedBundle:
     """Read a signed bundle from the store.
 
     Raises:
         PeerError: The stored bytes are damaged.
     """
-    return bundle_from_wire(secagg_pb2.Bundle.FromString(raw), "stored bundle")
+    return bundle_from_wire(secagg_pb2.Bundle.FromString(raw), "stored bundle", suite)
 
 
 def _own_serials(roster: Roster, me: bytes) -> Iterator[int]:

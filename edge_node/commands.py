@@ -20,6 +20,7 @@ from privacy.secagg.messages import (
     SurvivorSet,
 )
 from privacy.secagg.site import SiteSecrets
+from privacy.secagg.transport import Encapsulation
 from tidegate.jobfile.job import MAX_ROUNDS
 from tidegate.manifest import Manifest
 from tidegate.messages import (
@@ -142,6 +143,14 @@ class AttemptSigned:
 
 
 @dataclass(frozen=True)
+class AttemptEncapsulated:
+    """The secrets that ``EncapsulateStep`` asked for are drawn, one a key."""
+
+    ctx: bytes
+    drawn: tuple[Encapsulation, ...]
+
+
+@dataclass(frozen=True)
 class StepCommitted:
     """The slot, and the charge if one was asked, are durable; the mirror too."""
 
@@ -181,6 +190,7 @@ LocalEvent = (
     | TrainFailed
     | RosterArrived
     | AttemptSigned
+    | AttemptEncapsulated
     | StepCommitted
     | StepRefused
     | UploadFailed
@@ -189,6 +199,7 @@ LocalEvent = (
 ParticipantEvent = AggregatorMessage | LocalEvent
 AttemptEvent = (
     AttemptSigned
+    | AttemptEncapsulated
     | StepCommitted
     | StepRefused
     | UploadFailed
@@ -252,6 +263,15 @@ class SignStep:
     ctx: bytes
     purpose: Purpose
     message: bytes
+
+
+@dataclass(frozen=True)
+class EncapsulateStep:
+    """Draw a secret for each of these keys of a suite; answer with ``AttemptEncapsulated``."""
+
+    ctx: bytes
+    suite: str
+    public_keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -328,6 +348,7 @@ ParticipantCommand = (
     | ConsiderJob
     | Train
     | SignStep
+    | EncapsulateStep
     | CommitStep
     | UploadUpdate
     | StopUpload

@@ -18,10 +18,12 @@ from edge_node.bench import Bench
 from edge_node.budget import Ledgers
 from edge_node.bundles import BundleMaker, decode_bundle, unpack_secrets
 from edge_node.commands import (
+    AttemptEncapsulated,
     AttemptSigned,
     CommitStep,
     ConsiderJob,
     DropUpdate,
+    EncapsulateStep,
     EraseAttempt,
     FinishJob,
     JobJudged,
@@ -59,6 +61,7 @@ from edge_node.updates import UpdateDesk
 from edge_node.upload import update_from_bytes
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.commands import Step
+from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import Roster
 from tidegate import keys
 from tidegate.convert import Limits
@@ -120,6 +123,7 @@ class EdgeNode:
         self._do: dict[type, Callable[[Any], LocalEvent | None]] = {
             SendMessage: self._send,
             SignStep: self._sign,
+            EncapsulateStep: self._encapsulate,
             CommitStep: self._steps.commit,
             UploadUpdate: self._upload,
             StopUpload: self._stop_upload,
@@ -191,7 +195,10 @@ class EdgeNode:
             taken = self._participant.exchange.restore(
                 (attempt.job_id, attempt.round, attempt.attempt),
                 attempt.facts,
-                (decode_bundle(attempt.bundle), unpack_secrets(attempt.secrets)),
+                (
+                    decode_bundle(attempt.bundle, self._session.limits.suite),
+                    unpack_secrets(attempt.secrets),
+                ),
                 {Step(step): slot for step, slot in self._store.slots(attempt.ctx).items()},
                 now_s,
             )
@@ -267,13 +274,19 @@ class EdgeNode:
         signature = self._credentials.signer.sign(command.message)
         return AttemptSigned(command.ctx, command.purpose, signature)
 
+    def _encapsulate(self, command: EncapsulateStep) -> AttemptEncapsulated:
+        draw = suite_named(command.suite).transport.encapsulate
+        return AttemptEncapsulated(command.ctx, tuple(map(draw, command.public_keys)))
+
     def _note(self, note: Note) -> None:
         (log.warning if note.warning else log.info)(note.event, **note.facts)
 
     def _with_secrets(self, roster: Roster) -> RosterArrived:
         """Find the own bundle of a roster; of its further seeds two are fresh ones."""
         last = self._store.last_accepted(roster.context.job_id)
-        found = self._bundles.find(roster, self._bench.surplus_seeds(roster.context.job_id))
+        found = self._bundles.find(
+            roster, self._session.limits.suite, self._bench.surplus_seeds(roster.context.job_id)
+        )
         if found is None:
             return RosterArrived(roster, None, None, last)
         signed, secrets = found
@@ -293,7 +306,7 @@ class EdgeNode:
         self._use_manifest(command.manifest)
 
     def _use_manifest(self, manifest: Manifest) -> None:
-        self._session.limits = Limits.of(manifest.limits)
+        self._session.limits = Limits.of(manifest)
         for warning in manifest_warnings(self._policy, manifest):
             log.warning("policy and manifest", what=warning)
 

@@ -18,13 +18,20 @@ from cryptography.x509 import Certificate
 from edge_node.config import SiteConfig
 from edge_node.store_schema import make_private_folder
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg.keys import SoftwareSigner
+from privacy.secagg.keys import suite_named
+from privacy.secagg.signatures import (
+    SignatureScheme,
+    SigningKey,
+    SoftwareSigner,
+    sign,
+    spki_of,
+)
 from tidegate import convert, pki, tokens
 from tidegate.keys import (
-    EcdsaSigner,
     fingerprint,
     key_pem,
     load_key,
+    load_signing_key,
     make_key,
     read_private,
     spki_der,
@@ -82,14 +89,16 @@ def enrol(config: SiteConfig, token_text: str) -> Credentials:
     if (config.keys / "tls.pem").exists():
         raise UsageError(f"this site is enrolled already: {config.keys / 'tls.pem'} exists")
     tls_key = _kept_key(config.keys / "tls.key")
-    signing_key = _kept_key(config.keys / "signing.key")
+    signing_key = _kept_signing_key(
+        config.keys / "signing.key", suite_named(token.suite).signatures
+    )
     csr = pki.make_csr(tls_key, config.site_id)
     proof = pki.enrolment_message(tokens.hash_secret(token.secret), csr)
     request = EnrolmentRequest(
         secret=token.secret,
         csr_der=csr,
-        signing_spki=spki_der(signing_key),
-        signing_proof=EcdsaSigner(signing_key).sign(proof),
+        signing_spki=spki_of(signing_key),
+        signing_proof=sign(signing_key, proof),
     )
     address = config.enrolment_address or token.enrolment
     grant = _ask(address, token, request)
@@ -121,7 +130,7 @@ def load_credentials(config: SiteConfig) -> Credentials:
         certificate_pem=read_private(keys / "tls.pem"),
         ca_pem=read_private(keys / "ca.pem"),
         operator_spki=read_private(keys / "operator.spki"),
-        signer=SoftwareSigner(load_key(read_private(keys / "signing.key"))),
+        signer=SoftwareSigner(load_signing_key(read_private(keys / "signing.key"))),
         node_fingerprint=fingerprint(spki_der(load_key(tls_key_pem))),
         sites_address=sites_address,
     )
@@ -176,6 +185,23 @@ def _kept_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         write_private(path, key_pem(make_key()))
     return load_key(read_private(path))
+
+
+def _kept_signing_key(path: Path, signatures: SignatureScheme) -> SigningKey:
+    """Make the signing key that the consortium's suite asks for, or take the one made before.
+
+    Raises:
+        UsageError: That one is of another kind.
+    """
+    if not path.exists():
+        write_private(path, key_pem(signatures.make_key()))
+    key = load_signing_key(read_private(path))
+    if not signatures.is_canonical(spki_of(key)):
+        raise UsageError(
+            f"{path} is no {signatures.key_kind} key, as the token's suite asks: remove it, and"
+            " enrol again"
+        )
+    return key
 
 
 def _keep(folder: Path, grant: EnrolmentGrant, addresses: dict[str, str]) -> None:

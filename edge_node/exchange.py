@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edge_node.commands import (
+    AttemptEncapsulated,
     AttemptEvent,
     AttemptSigned,
     CommitStep,
+    EncapsulateStep,
     EraseAttempt,
     Note,
     ParticipantCommand,
@@ -36,6 +38,8 @@ from privacy.secagg.commands import (
     Commit,
     CommitRefused,
     Committed,
+    Encapsulate,
+    Encapsulated,
     Erase,
     MaskAndUpload,
     Send,
@@ -255,6 +259,8 @@ class Exchange:
         match event:
             case AttemptSigned(_, purpose, signature):
                 inner = Signed(purpose, signature)
+            case AttemptEncapsulated(_, drawn):
+                inner = Encapsulated(drawn)
             case StepRefused(_, step, reason, message):
                 inner = CommitRefused(step, reason, message)
             case StepCommitted() | AttemptResult() | UploadFailed():
@@ -303,6 +309,8 @@ class Exchange:
             match command:
                 case Sign(purpose, message):
                     given.append(SignStep(ctx, purpose, message))
+                case Encapsulate(public_keys):
+                    given.append(EncapsulateStep(ctx, live.context.suite, public_keys))
                 case Commit():
                     given.append(self._commit(ctx, live, command))
                 case Send(message):

@@ -25,7 +25,7 @@ from privacy.keystream import check_seed
 from privacy.quantise import QuantisedDelta
 from privacy.ring import reduce_in_place
 from privacy.secagg.encoding import Label
-from privacy.secagg.keys import hkdf
+from privacy.secagg.kdf import hkdf
 from privacy.surplus import MAX_LEVELS, NoiseShare
 
 MAX_STD = 2**17

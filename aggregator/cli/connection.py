@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 
 from privacy.errors import PeerError, UsageError
+from privacy.secagg.keys import P256, suite_named
 from tidegate.pki import read_private
 from tidegate.refusals import peer_error_of
 from tidegate.v1 import operator_pb2_grpc
@@ -24,12 +25,13 @@ MAX_MESSAGE_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class OperatorFolder:
-    """Where the operator's keys lie and how the aggregator is reached."""
+    """Where the operator's keys lie, how the aggregator is reached, which suite the sites use."""
 
     path: Path
     name: str
     addresses_file: Path | None
     address: str
+    suite: str = P256.name
 
     @classmethod
     def load(cls, path: Path) -> "OperatorFolder":
@@ -48,18 +50,21 @@ class OperatorFolder:
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}: {error}") from error
-        unknown = set(table) - {"name", "address", "addresses_file"}
+        unknown = set(table) - {"name", "address", "addresses_file", "suite"}
         if unknown or not ({"address", "addresses_file"} & set(table)):
             raise UsageError(
                 f"{file}: wants `name` and one of `address` (host:port) and `addresses_file`"
                 + (f"; unknown: {', '.join(sorted(unknown))}" if unknown else "")
             )
+        suite = str(table.get("suite", P256.name))
+        suite_named(suite)
         listed = table.get("addresses_file")
         return cls(
             path=path,
             name=str(table.get("name", "operator")),
             addresses_file=(path / str(listed)).resolve() if listed else None,
             address=str(table.get("address", "")),
+            suite=suite,
         )
 
     def operator_address(self) -> str:

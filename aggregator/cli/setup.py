@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ import typer
 from aggregator.cli.connection import CLIENT_FILE, OperatorFolder, operator_api
 from aggregator.cli.output import Session
 from privacy.errors import UsageError
+from privacy.secagg.keys import P256, SUITES, Suite, suite_named
 from tidegate import manifest, pki
 from tidegate.convert import site_record_from_wire
 from tidegate.v1 import operator_pb2
@@ -27,13 +28,18 @@ host = "{host}"
 site_port = {ports.site}
 enrolment_port = {ports.enrolment}
 operator_port = {ports.operator}
+suite = "{suite}"
 """
 
 CLIENT_TOML = """\
 # How this operator reaches the aggregator.
 name = "operator"
+suite = "{suite}"
 {where}
 """
+
+
+SuiteName = Annotated[str, typer.Option(help="Algorithms of all sites: " + ", ".join(SUITES) + ".")]
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Ports:
     operator: int = 7445
 
 
-def make_consortium(folder: Path, name: str, host: str, ports: Ports) -> str:
+def make_consortium(folder: Path, name: str, host: str, ports: Ports, suite: Suite = P256) -> str:
     """Make operator/ and aggregator/ in a new folder: keys, CA, certificates, configuration.
 
     Returns:
@@ -69,7 +75,9 @@ def make_consortium(folder: Path, name: str, host: str, ports: Ports) -> str:
             authority, operator_tls.public_key(), "operator", validity
         ),
         operator / "ca.pem": authority.certificate_pem(),
-        operator / CLIENT_FILE: CLIENT_TOML.format(where=_where(host, ports)).encode(),
+        operator / CLIENT_FILE: CLIENT_TOML.format(
+            where=_where(host, ports), suite=suite.name
+        ).encode(),
         aggregator / "ca.key": pki.key_pem(authority.key),
         aggregator / "ca.pem": authority.certificate_pem(),
         aggregator / "operator.spki": operator_spki,
@@ -78,7 +86,7 @@ def make_consortium(folder: Path, name: str, host: str, ports: Ports) -> str:
             authority, server_tls.public_key(), [host], "aggregator", validity
         ),
         aggregator / "aggregator.toml": AGGREGATOR_TOML.format(
-            name=name, host=host, ports=ports
+            name=name, host=host, ports=ports, suite=suite.name
         ).encode(),
     }
     # Only now: a name or host that is refused leaves no half-made consortium behind.
@@ -108,6 +116,7 @@ def seal_manifest(
                 for site in sorted(sites, key=lambda site: site.site_id)
                 if site.state in {"enrolled", "connected"}
             ),
+            suite=folder.suite,
             max_sites_per_person=max_sites_per_person,
         )
         raw, signature = manifest.seal(sealed, signer.sign)
@@ -115,7 +124,7 @@ def seal_manifest(
     return sealed
 
 
-def init(
+def init(  # noqa: PLR0913, PLR0917 - one an option
     context: typer.Context,
     folder: Annotated[
         Path, typer.Argument(help="Folder to make; operator/ and aggregator/ in it.")
@@ -131,6 +140,7 @@ def init(
     operator_port: Annotated[
         int, typer.Option(max=MAX_PORT, min=0, help="Port for operators (mTLS).")
     ] = 7445,
+    suite: SuiteName = P256.name,
 ) -> None:
     """Make the operator key, the CA and the aggregator's folder.
 
@@ -138,7 +148,7 @@ def init(
     """
     session: Session = context.obj
     ports = Ports(site_port, enrolment_port, operator_port)
-    fingerprint = make_consortium(folder, name, host, ports)
+    fingerprint = make_consortium(folder, name, host, ports, suite_named(suite))
     session.show(
         {
             "operator": str(folder / "operator"),
@@ -176,15 +186,22 @@ def seal(
             help="k_max: in how many sites one person's data may lie; epsilon is stated for it too."
         ),
     ] = 2,
+    suite: Annotated[
+        str, typer.Option(help="Another suite than the operator folder's; keys must fit it.")
+    ] = "",
 ) -> None:
     """Sign the manifest over all enrolled sites with the operator key; the sites pin it."""
     session: Session = context.obj
-    sealed = seal_manifest(session.folder(), colluders, min_survivors, sites_per_person)
+    folder = session.folder()
+    if suite:
+        folder = replace(folder, suite=suite_named(suite).name)
+    sealed = seal_manifest(folder, colluders, min_survivors, sites_per_person)
     members = [member.site_id for member in sealed.members]
     session.show(
         {
             "manifest_hash": sealed.hash().hex(),
             "sites": members,
+            "suite": sealed.suite,
             "colluders": colluders,
             "min_survivors": min_survivors,
             "max_sites_per_person": sites_per_person,

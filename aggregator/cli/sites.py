@@ -44,6 +44,7 @@ def make_token(folder: OperatorFolder, site_id: str, out: Path, valid_s: int) ->
             operator_fingerprint=fingerprint(folder.operator_spki()).hex(),
             ca_pem=made.ca_pem.decode("ascii"),
             expires_at_s=made.expires_at_s,
+            suite=folder.suite,
         )
     )
     write_private(out, f"{text}\n".encode("ascii"))

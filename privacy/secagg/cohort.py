@@ -114,21 +114,19 @@ def check_bundle(
         raise PeerError(Reason.WRONG_CONTEXT, f"bundle of {short(bundle.site)}: other consortium")
     if bundle.not_after_s < now_s:
         raise PeerError(Reason.REPLAY, f"bundle of {short(bundle.site)} is past its not_after")
-    suite.key_identity(bundle.c_pk)
-    suite.key_identity(bundle.m_pk)
+    suite.key_identities(bundle)
     suite.verify(spki, signed.signature, statements.bundle_statement(bundle))
 
 
 def check_distinct_keys(suite: Suite, bundles: Iterable[SignedBundle]) -> None:
-    """Refuse a cohort in which two of all c_pk and m_pk agree on the same secrets.
+    """Refuse a cohort in which two of all c_pk and m_pk stand for the same secrets.
 
     Raises:
         PeerError: POLICY, the same key twice; MALFORMED, a key is off the curve.
     """
     seen: set[bytes] = set()
     for signed in bundles:
-        for public in (signed.bundle.c_pk, signed.bundle.m_pk):
-            identity = suite.key_identity(public)
+        for identity in suite.key_identities(signed.bundle):
             if identity in seen:
                 who = short(signed.bundle.site)
                 raise PeerError(Reason.POLICY, f"bundle of {who} repeats a key of the cohort")

@@ -22,6 +22,7 @@ from privacy.secagg.messages import (
     SurvivorSignature,
     UnmaskShares,
 )
+from privacy.secagg.transport import Encapsulation
 
 SiteMessage = DealtShares | SurvivorSignature | UnmaskShares | AbortSignature
 """What a site sends to the aggregator (the masked vector goes by ``MaskAndUpload``)."""
@@ -82,6 +83,13 @@ class CommitRefused:
     message: str
 
 
+@dataclass(frozen=True)
+class Encapsulated:
+    """The shell has drawn what ``Encapsulate`` asked for: one secret a key, in its order."""
+
+    drawn: tuple[Encapsulation, ...]
+
+
 # --- commands: site ------------------------------------------------------------------------------
 
 
@@ -91,6 +99,17 @@ class Sign:
 
     purpose: Purpose
     message: bytes
+
+
+@dataclass(frozen=True)
+class Encapsulate:
+    """Draw a fresh secret for each of these keys (``ShareTransport.encapsulate``).
+
+    Answer with ``Encapsulated``. Asked for once in an attempt, before anything of it is durable,
+    and only where the suite's transport draws.
+    """
+
+    public_keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -140,9 +159,9 @@ class Erase:
     """Erase the attempt's secrets (bundle seed, self-mask seed, coefficients). Always the last."""
 
 
-SiteLocalEvent = Tick | Signed | Committed | CommitRefused
+SiteLocalEvent = Tick | Signed | Encapsulated | Committed | CommitRefused
 SiteEvent = AggregatorMessage | SiteLocalEvent
-SiteCommand = Sign | Commit | Send | MaskAndUpload | Abort | Erase
+SiteCommand = Sign | Encapsulate | Commit | Send | MaskAndUpload | Abort | Erase
 
 
 # --- local events: aggregator --------------------------------------------------------------------

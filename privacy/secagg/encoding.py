@@ -49,6 +49,7 @@ class Label(StrEnum):
     GRAPH_SEED = "seed-r"
     TRANSPORT_SCALAR = "scalar-c"
     MASK_SCALAR = "scalar-m"
+    TRANSPORT_KEM = "kem-c"
     SHAMIR_COEFFICIENTS = "shamir"
     BASE_NOISE = "noise"
     SURPLUS_NOISE = "surplus-noise"

@@ -19,12 +19,7 @@ from privacy.secagg.messages import (
     RevealedShare,
     UnmaskShares,
 )
-from privacy.secagg.site_steps import (
-    CIPHERTEXT_BYTES,
-    DealerError,
-    pair_mask_key,
-    self_mask_key,
-)
+from privacy.secagg.site_steps import DealerError, pair_mask_key, self_mask_key
 
 _HASH_BYTES = 32
 
@@ -46,7 +41,7 @@ def check_dealt(
     if counts != {cohort.n}:
         raise PeerError(Reason.MALFORMED, f"{cohort.name(index)} dealt not n shares")
     for recipient, ciphertext in enumerate(dealt.ciphertexts, start=1):
-        if len(ciphertext) != (0 if recipient == index else CIPHERTEXT_BYTES):
+        if len(ciphertext) != (0 if recipient == index else suite.share_ciphertext_bytes):
             raise PeerError(Reason.MALFORMED, f"{cohort.name(index)}: a ciphertext is mis-sized")
     hashes_of_shares = (*commitments.self_shares, *commitments.mask_shares)
     if any(len(value) != _HASH_BYTES for value in (commitments.self_seed, *hashes_of_shares)):

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.encoding import Label
-from privacy.secagg.keys import hkdf
+from privacy.secagg.kdf import hkdf
 
 PRIME = 2**256 + 297
 SECRET_BYTES = 32

@@ -3,8 +3,9 @@
 Here: the order of steps, one durable slot per step, and death. Not here: the checks (``cohort.py``,
 ``site_checks.py``), the arithmetic (``site_steps.py``), what a slot determines (``site_state.py``).
 
-    Roster ─ Sign ─ Commit 1 ─ Send ─ ShareDelivery ─ Commit 2 (charge) ─ MaskAndUpload
-           ─ SurvivorSet ─ Sign ─ Commit 3 ─ Send ─ SurvivorQuorum ─ Commit 4 ─ Send ─ Published
+    Roster ─ (Encapsulate ─) Sign ─ Commit 1 ─ Send ─ ShareDelivery ─ Commit 2 (charge)
+           ─ MaskAndUpload ─ SurvivorSet ─ Sign ─ Commit 3 ─ Send
+           ─ SurvivorQuorum ─ Commit 4 ─ Send ─ Published
 
 From anywhere: a different input, a failed check, a timeout or an ``AbortRequest`` kills the
 attempt. Where slot 3 is still free the site then signs the abort into it: it can never sign a U3.
@@ -22,6 +23,8 @@ from privacy.secagg.commands import (
     Commit,
     CommitRefused,
     Committed,
+    Encapsulate,
+    Encapsulated,
     Erase,
     Purpose,
     Sign,
@@ -45,6 +48,7 @@ from privacy.secagg.retry import RetryPermit, check_permit
 from privacy.secagg.rules import SiteConfig
 from privacy.secagg.site_state import SiteState
 from privacy.secagg.site_steps import DealerError, SiteSecrets, index_delivery
+from privacy.secagg.transport import Encapsulation
 
 __all__ = ["SiteAttempt", "SiteSecrets"]
 
@@ -105,6 +109,7 @@ class SiteAttempt:
         self._charge = permit is None
         self._state = SiteState(config, secrets)
         self._pending: _Pending | None = None
+        self._drawing: Roster | None = None
         self._dying = False
         self._over = False
         self._published = False
@@ -169,6 +174,8 @@ class SiteAttempt:
         match event:
             case Signed():
                 return self._on_signed(event)
+            case Encapsulated():
+                return self._on_encapsulated(event)
             case Committed():
                 return self._on_committed(event)
             case CommitRefused():
@@ -182,7 +189,7 @@ class SiteAttempt:
     def resume(self) -> list[SiteCommand]:
         """Give what the last durable slot determines again (after ``restore`` or a reconnect)."""
         state = self._state
-        if self._over or self._pending is not None:
+        if self._over or self._pending is not None or self._drawing is not None:
             return state.slot_three()
         if state.is_aborted:
             return self._end()
@@ -208,19 +215,26 @@ class SiteAttempt:
         step, state = _STEP_OF[type(event)], self._state
         if not state.has_secrets:
             raise PeerError(Reason.STOPPED, "the attempt is dead or over at this site")
-        if step not in state.inputs and (self._pending or step != len(state.slots) + 1):
+        busy = self._pending is not None or self._drawing is not None
+        if step not in state.inputs and (busy or step != len(state.slots) + 1):
             raise PeerError(Reason.REPLAY, f"step {int(step)} is not due at this site")
         try:
             digest = self._digest(event)
             if step in state.inputs:
                 return self._again(step, digest)
+            if isinstance(event, Roster):
+                return self._share_keys(event, digest)
             pending, message = self._prepare(event, digest)
         except DealerError as error:
             self._accused = error.dealer
             return self._die(error.reason, str(error.args[0]))
         except PeerError as error:
             return self._die(error.reason, str(error.args[0]))
-        state.inputs[step] = digest
+        return self._go_on(pending, message)
+
+    def _go_on(self, pending: _Pending, message: bytes) -> list[SiteCommand]:
+        """Take a verified step on: to its signature where it needs one, else to its slot."""
+        self._state.inputs[pending.step] = pending.digest
         self._pending = pending
         self._extend_deadline()
         if pending.purpose is None:
@@ -244,10 +258,10 @@ class SiteAttempt:
             statement = self._state.chosen.statement(cohort)
         return site_checks.input_digest(cohort, self._config.me, event, statement)
 
-    def _prepare(self, event: _Input, digest: bytes) -> tuple[_Pending, bytes]:
+    def _prepare(
+        self, event: ShareDelivery | SurvivorSet | SurvivorQuorum, digest: bytes
+    ) -> tuple[_Pending, bytes]:
         match event:
-            case Roster():
-                return self._share_keys(event, digest)
             case ShareDelivery():
                 return self._masked_update(event, digest)
             case SurvivorSet():
@@ -257,16 +271,29 @@ class SiteAttempt:
                 site_checks.check_quorum(cohort, self._config, chosen, event)
                 return _Pending(Step.UNMASK, lambda _: slots.UnmaskSlot(digest), digest), b""
 
-    def _share_keys(self, roster: Roster, digest: bytes) -> tuple[_Pending, bytes]:
-        cohort = admit(roster, self._config, self._own_bundle, self._now_s)
-        self._state.join(cohort)
-        dealing = self._state.keys.dealing
-        message = statements.share_statement(cohort.rh, dealing.root, dealing.commitments.self_seed)
+    def _share_keys(self, roster: Roster, digest: bytes) -> list[SiteCommand]:
+        """Deal at once, or ask first for what the suite draws."""
+        state = self._state
+        state.join(admit(roster, self._config, self._own_bundle, self._now_s))
+        keys = state.keys.keys_to_draw_for
+        if not keys:
+            return self._deal(roster, digest, ())
+        state.inputs[Step.SHARE_KEYS] = digest
+        self._drawing = roster
+        self._extend_deadline()
+        return [Encapsulate(keys)]
+
+    def _deal(
+        self, roster: Roster, digest: bytes, drawn: tuple[Encapsulation, ...]
+    ) -> list[SiteCommand]:
+        cohort, dealing = self._state.joined, self._state.keys.deal(drawn)
+        seed = dealing.commitments.self_seed
+        message = statements.share_statement(cohort.rh, dealing.root, seed)
 
         def finish(signature: bytes) -> slots.SharesSlot:
-            return slots.SharesSlot(digest, roster, signature)
+            return slots.SharesSlot(digest, roster, dealing.ciphertexts, signature)
 
-        return _Pending(Step.SHARE_KEYS, finish, digest, Purpose.SHARE), message
+        return self._go_on(_Pending(Step.SHARE_KEYS, finish, digest, Purpose.SHARE), message)
 
     def _masked_update(self, delivery: ShareDelivery, digest: bytes) -> tuple[_Pending, bytes]:
         """Fix U2_i; everything that could stop the round is checked before the charge."""
@@ -289,6 +316,17 @@ class SiteAttempt:
         return _Pending(Step.CONSISTENCY, finish, digest, Purpose.SURVIVORS), message
 
     # --- the shell's answers ---------------------------------------------------------------------
+
+    def _on_encapsulated(self, event: Encapsulated) -> list[SiteCommand]:
+        roster, self._drawing = self._drawing, None
+        if roster is None:
+            if self._over or self._dying:
+                return []  # Asked before the attempt died: the secrets go nowhere.
+            raise UsageError("secrets were drawn that nobody asked for")
+        try:
+            return self._deal(roster, self._state.inputs[Step.SHARE_KEYS], event.drawn)
+        except PeerError as error:
+            return self._die(error.reason, str(error.args[0]))
 
     def _on_signed(self, event: Signed) -> list[SiteCommand]:
         pending = self._pending
@@ -364,7 +402,7 @@ class SiteAttempt:
         state, pending, accused = self._state, self._pending, self._accused
         # A U3 handed to the store may be durable already, whether or not that was heard.
         writing = pending is not None and pending.step is Step.CONSISTENCY and pending.slot
-        self._pending = None
+        self._pending = self._drawing = None
         state.forget()
         if writing or Step.CONSISTENCY in state.slots or Step.SHARE_KEYS not in state.slots:
             return [Abort(reason, message), *self._close()]

@@ -103,6 +103,7 @@ class SiteState:
         }
         if self.has_secrets:
             self.join(self.cohort)
+            self.keys.deal_again(first.ciphertexts)
             if isinstance(second, slots.MaskedSlot):
                 self.hold(self.keys.reopen(dict(second.ciphertexts)))
 

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-from privacy.errors import PeerError, Reason
+from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import graph, shamir, statements
 from privacy.secagg.cohort import Cohort
 from privacy.secagg.encoding import Label
-from privacy.secagg.keys import AgreementKey, BundleSecrets, Suite, hkdf
+from privacy.secagg.kdf import hkdf
+from privacy.secagg.keys import AgreementKey, BundleSecrets, Suite
 from privacy.secagg.merkle import root_of_path
 from privacy.secagg.messages import (
     DeliveredShare,
@@ -26,9 +24,7 @@ from privacy.secagg.messages import (
     UnmaskShares,
 )
 from privacy.secagg.slots import SurvivorSlot
-
-CIPHERTEXT_BYTES = 2 * shamir.SHARE_BYTES + 16
-"""Two shares and the GCM tag."""
+from privacy.secagg.transport import Direction, Encapsulation, ShareBox
 
 
 class DealerError(PeerError):
@@ -82,24 +78,54 @@ class SiteCrypto:
         self._cohort = cohort
         self._me = cohort.index_of(me)
         self._secrets = secrets
-        self._ciphers: dict[int, AESGCM] = {}
+        self._dealing: Dealing | None = None
 
     def __repr__(self) -> str:
         return f"SiteCrypto(index={self._me})"
 
-    @cached_property
+    @property
     def dealing(self) -> Dealing:
-        """Share b and the seed of m among the cohort, encrypted and committed to (step 1)."""
-        cohort, rh, i = self._cohort, self._cohort.rh, self._me
-        self_shares = self._shares(self._secrets.self_mask_seed, Label.SELF_SHARE_COMMITMENT)
-        mask_shares = self._shares(self._secrets.bundle.mask_seed, Label.MASK_SHARE_COMMITMENT)
+        """What was dealt in step 1."""
+        if self._dealing is None:
+            raise UsageError("nothing was dealt in this attempt yet")
+        return self._dealing
+
+    @property
+    def keys_to_draw_for(self) -> tuple[bytes, ...]:
+        """c_pk of each recipient, ascending, where the suite draws a secret for each; or none."""
+        if not self._suite.transport.draws:
+            return ()
+        return tuple(map(self._cohort.c_pk, graph.neighbours(self._me, self._cohort.n)))
+
+    def deal(self, drawn: tuple[Encapsulation, ...] = ()) -> Dealing:
+        """Share b and the seed of m among the cohort, sealed and committed to (step 1).
+
+        Args:
+            drawn: For ``keys_to_draw_for``, in its order.
+
+        Raises:
+            UsageError: Another number was drawn.
+        """
+        cohort, i = self._cohort, self._me
+        keys, recipients = self.keys_to_draw_for, tuple(graph.neighbours(i, cohort.n))
+        if len(drawn) != len(keys):
+            raise UsageError(f"{len(drawn)} secrets were drawn, {len(keys)} were asked for")
+        fresh = dict(zip(recipients, drawn, strict=True)) if drawn else {}
+        self_shares, mask_shares = self._both_shares
         ciphertexts = [b""] * cohort.n
-        for j in graph.neighbours(i, cohort.n):
-            ciphertexts[j - 1] = self._cipher(j).encrypt(
-                statements.share_nonce(i, j),
+        for j in recipients:
+            ciphertexts[j - 1] = self._box.seal(
+                cohort.c_pk(j),
+                self._way(i, j),
                 self_shares[j - 1] + mask_shares[j - 1],
-                statements.share_aad(rh, i, j),
+                fresh.get(j),
             )
+        return self.deal_again(tuple(ciphertexts))
+
+    def deal_again(self, ciphertexts: tuple[bytes, ...]) -> Dealing:
+        """Give what was dealt, its sealed shares being known: after a crash, from slot 1."""
+        cohort, rh, i = self._cohort, self._cohort.rh, self._me
+        self_shares, mask_shares = self._both_shares
         commitments = ShareCommitments(
             statements.self_seed_commitment(rh, i, self._secrets.self_mask_seed),
             _commitments(Label.SELF_SHARE_COMMITMENT, rh, i, self_shares),
@@ -107,7 +133,8 @@ class SiteCrypto:
         )
         root = statements.share_tree(cohort.indices, ciphertexts, commitments).root
         kept = SharePair(self_shares[i - 1], mask_shares[i - 1])
-        return Dealing(tuple(ciphertexts), commitments, root, kept)
+        self._dealing = Dealing(ciphertexts, commitments, root, kept)
+        return self._dealing
 
     def open_delivery(
         self, shares: Mapping[int, DeliveredShare], pinned: Mapping[Fingerprint, bytes]
@@ -135,6 +162,13 @@ class SiteCrypto:
         ]
         return tuple(terms)
 
+    @cached_property
+    def _both_shares(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        return (
+            self._shares(self._secrets.self_mask_seed, Label.SELF_SHARE_COMMITMENT),
+            self._shares(self._secrets.bundle.mask_seed, Label.MASK_SHARE_COMMITMENT),
+        )
+
     def _shares(self, secret: bytes, kind: Label) -> tuple[bytes, ...]:
         cohort = self._cohort
         higher = shamir.coefficients(
@@ -142,18 +176,13 @@ class SiteCrypto:
         )
         return shamir.split(secret, higher, cohort.n)
 
-    def _cipher(self, j: int) -> AESGCM:
-        cipher = self._ciphers.get(j)
-        if cipher is None:
-            secret = self._suite.agree(self._c_key, self._cohort.c_pk(j))
-            cipher = AESGCM(hkdf(secret, Label.SHARE_KEY, self._cohort.rh))
-            self._ciphers[j] = cipher
-        return cipher
-
     @cached_property
-    def _c_key(self) -> AgreementKey:
-        seed = self._secrets.bundle.transport_seed
-        return self._suite.private_key(seed, Label.TRANSPORT_SCALAR)
+    def _box(self) -> ShareBox:
+        return self._suite.transport.box(self._secrets.bundle.transport_seed, self._cohort.rh)
+
+    def _way(self, dealer: int, recipient: int) -> Direction:
+        aad = statements.share_aad(self._cohort.rh, dealer, recipient)
+        return Direction(statements.share_nonce(dealer, recipient), aad)
 
     def _open_one(
         self, j: int, share: DeliveredShare, pinned: Mapping[Fingerprint, bytes]
@@ -181,13 +210,11 @@ class SiteCrypto:
     def _decrypt(self, j: int, ciphertext: bytes) -> SharePair:
         cohort, i = self._cohort, self._me
         try:
-            both = self._cipher(j).decrypt(
-                statements.share_nonce(j, i), ciphertext, statements.share_aad(cohort.rh, j, i)
-            )
+            both = self._box.open(cohort.c_pk(j), self._way(j, i), ciphertext)
             pair = SharePair(both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :])
             shamir.check_share(pair.self_share)
             shamir.check_share(pair.mask_share)
-        except (InvalidTag, PeerError) as error:
+        except PeerError as error:
             message = f"ciphertext of {cohort.name(j)} does not open to two shares"
             raise DealerError(Reason.BAD_SHARE, message, cohort.members[j - 1]) from error
         return pair

@@ -1,8 +1,9 @@
 """What a site's durable slots hold: enough to give the identical bytes again, and no secret.
 
-Slot 1: the roster and the signature. Slot 2: U2 and the ciphertexts as received (they open only
-with the attempt's wrapped seeds). Slot 3: one survivor set and its signature, or the abort, never
-both. Slot 4: that the shares were released. Each begins with the digest of the accepted input.
+Slot 1: the roster, the shares as sealed, the signature. Slot 2: U2 and the ciphertexts as received.
+(Both kinds open only with the attempt's wrapped seeds.) Slot 3: one survivor set and its signature,
+or the abort, never both. Slot 4: that the shares were released. Each begins with the digest of the
+accepted input.
 """
 
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class SharesSlot:
 
     input_digest: bytes
     roster: Roster
+    ciphertexts: tuple[bytes, ...]
     signature: bytes
 
     def encode(self) -> bytes:
@@ -41,6 +43,8 @@ class SharesSlot:
             "slot-1",
             self.input_digest,
             self.signature,
+            len(self.ciphertexts),
+            *self.ciphertexts,
             context.suite,
             context.consortium_id,
             context.manifest_hash,
@@ -186,6 +190,7 @@ class _Reader:
 
 def _shares_slot(reader: _Reader) -> Slot:
     digest, signature = reader.raw(), reader.raw()
+    ciphertexts = tuple(reader.raw() for _ in range(reader.number()))
     context = AttemptContext(
         suite=reader.text(),
         consortium_id=reader.text(),
@@ -213,7 +218,7 @@ def _shares_slot(reader: _Reader) -> Slot:
             not_after_s=reader.number(),
         )
         bundles.append(SignedBundle(bundle, reader.raw()))
-    return SharesSlot(digest, Roster(context, tuple(bundles), plan), signature)
+    return SharesSlot(digest, Roster(context, tuple(bundles), plan), ciphertexts, signature)
 
 
 def _masked_slot(reader: _Reader) -> Slot:

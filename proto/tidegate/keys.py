@@ -1,4 +1,4 @@
-"""Make, name, use and keep P-256 key pairs: sites' and the operator's.
+"""Make, name, use and keep key pairs: P-256 for TLS and the operator, sites' signing keys.
 
 A key is named by the fingerprint of its SubjectPublicKeyInfo (DER). Here: making and loading,
 the software signer and its check, and the files that hold private keys. Certificates are in
@@ -11,9 +11,10 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg.signatures import SigningKey
 
 _MAX_SIGNATURE_BYTES = 72
 _ECDSA = ec.ECDSA(hashes.SHA256())
@@ -44,7 +45,7 @@ def make_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def key_pem(key: SigningKey) -> bytes:
     """Return a private key as unencrypted PKCS #8 PEM, for ``write_private`` only."""
     return key.private_bytes(
         serialization.Encoding.PEM,
@@ -59,13 +60,32 @@ def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     Raises:
         UsageError: The bytes hold no unencrypted P-256 key.
     """
+    return _only_p256(_load_private(pem))
+
+
+def _load_private(pem: bytes) -> object:
     try:
-        key = serialization.load_pem_private_key(pem, password=None)
+        return serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise UsageError("the key file holds no unencrypted PEM private key; restore it") from None
+
+
+def _only_p256(key: object) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
         raise UsageError("the key file holds a key that is not P-256; make a new one")
     return key
+
+
+def load_signing_key(pem: bytes) -> SigningKey:
+    """Read a site's signing key from PEM: P-256 or Ed25519, as the consortium's suite asks.
+
+    Raises:
+        UsageError: The bytes hold no such key.
+    """
+    key = _load_private(pem)
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key
+    return _only_p256(key)
 
 
 def public_spki(key: object) -> bytes:

@@ -14,13 +14,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg import keys
 from privacy.secagg.encoding import enc
+from privacy.secagg.signatures import SignatureScheme
 from tidegate import pki
 from tidegate.names import NAME, NAME_RULE
 
 VERSION = 1
-SUITES = ("P256_SHA256_AES256",)
-"""Version 1 pins P-256 signing keys, so it can name no suite with another kind."""
+SUITES = tuple(keys.SUITES)
+"""What a manifest may name; the kind of the members' signing keys follows from it."""
 
 MAX_BYTES = 262_144
 MAX_SITES = 200
@@ -69,7 +71,7 @@ class Manifest:
     colluders: int
     min_survivors: int
     members: tuple[Member, ...]
-    suite: str = SUITES[0]
+    suite: str = keys.P256.name
     limits: ManifestLimits = ManifestLimits()
     max_sites_per_person: int = 2
     version: int = VERSION
@@ -172,7 +174,7 @@ def check(manifest: Manifest) -> None:
         raise _bad(f"suite {manifest.suite!r} is not known")
     _check_limits(manifest.limits)
     _check_thresholds(manifest)
-    _check_members(manifest.members)
+    _check_members(manifest.members, keys.suite_named(manifest.suite).signatures)
 
 
 def _check_thresholds(manifest: Manifest) -> None:
@@ -204,9 +206,9 @@ def _check_limits(limits: ManifestLimits) -> None:
         raise _bad(f"limits.max_sites must lie in 1..{MAX_SITES}")
 
 
-def _check_members(members: tuple[Member, ...]) -> None:
+def _check_members(members: tuple[Member, ...], signatures: SignatureScheme) -> None:
     """Refuse Sybils by repetition: each name once, in order, and one key in one place only."""
-    keys: set[str] = set()
+    taken: set[str] = set()
     last = ""
     for member in members:
         if not _text(member.site_id, NAME):
@@ -219,12 +221,13 @@ def _check_members(members: tuple[Member, ...]) -> None:
             raise _bad(f"{where}: node_fingerprint must be 64 lower-case hex digits")
         if not _text(member.signing_spki, _HEX):
             raise _bad(f"{where}: signing_spki must be lower-case hex")
-        pki.load_spki(member.spki())
+        if not signatures.is_canonical(member.spki()):
+            raise _bad(f"{where}: signing_spki is no {signatures.key_kind} key in canonical DER")
         # One key never serves both TLS and signing, nor two members.
         for key in (member.node_fingerprint, member.fingerprint().hex()):
-            if key in keys:
+            if key in taken:
                 raise _bad(f"{where}: one key serves twice; each site needs two keys of its own")
-            keys.add(key)
+            taken.add(key)
 
 
 def _exact(

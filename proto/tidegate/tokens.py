@@ -13,6 +13,7 @@ import secrets
 from dataclasses import asdict, dataclass, field
 
 from privacy.errors import UsageError
+from privacy.secagg.keys import P256, SUITES
 from tidegate.names import ADDRESS, NAME
 
 PREFIX = "tg1."
@@ -24,7 +25,10 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class EnrolmentToken:
-    """What a token says: who enrols where, and whom to trust. Addresses are ``host:port``."""
+    """What a token says: who enrols where, and whom to trust. Addresses are ``host:port``.
+
+    ``suite`` is the consortium's: the site's signing key is made for it.
+    """
 
     site_id: str
     secret: str = field(repr=False)
@@ -33,6 +37,7 @@ class EnrolmentToken:
     operator_fingerprint: str
     ca_pem: str
     expires_at_s: int
+    suite: str = P256.name
 
 
 def new_secret() -> str:
@@ -95,6 +100,8 @@ def _check(token: EnrolmentToken) -> None:
     pem = token.ca_pem
     if not isinstance(pem, str) or not pem.startswith("-----BEGIN CERTIFICATE-----"):
         raise UsageError("the enrolment token's ca_pem is no certificate: ask for a new one")
+    if token.suite not in tuple(SUITES):
+        raise UsageError("the enrolment token names a suite that this version has not: update it")
     expiry = token.expires_at_s
     if not isinstance(expiry, int) or isinstance(expiry, bool) or not 0 < expiry < 1 << 40:
         raise UsageError("the enrolment token's expires_at_s is no time: ask for a new one")

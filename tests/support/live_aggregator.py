@@ -14,6 +14,7 @@ from aggregator.coordinator import Coordinator
 from aggregator.listeners import listen
 from aggregator.registry import Registry
 from aggregator.store import Store
+from privacy.secagg.keys import suite_named
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.wire_site import OPTIONS, WireSite
 from tidegate import appbundle, pki
@@ -110,7 +111,10 @@ class LiveAggregator:
     async def start(self):
         self.store = Store(self.config.database, self.folder)
         spki = (self.folder / "operator.spki").read_bytes()
-        registry = Registry(self.store, self.authority, spki, self.config.limits.max_sites)
+        signatures = suite_named(self.config.suite).signatures
+        registry = Registry(
+            self.store, self.authority, spki, self.config.limits.max_sites, signatures
+        )
         self.coordinator = Coordinator(self.config, self.store, registry)
         self.coordinator.start()
         self.listeners = await listen(self.config, self.coordinator)

@@ -22,6 +22,7 @@ from aggregator.cli.sites import make_token
 from edge_node.budget import read_entries
 from edge_node.store_schema import connect, read_ledgers
 from privacy.errors import TidegateError
+from privacy.secagg.keys import P256
 from tests.support.live_aggregator import RECORD, SPEC, app_bundle, job_toml
 from tidegate import appbundle
 from tidegate.v1 import operator_pb2 as pb
@@ -67,9 +68,9 @@ alpha = 16
 class RealFederation(Consortium):
     """Five sites and an aggregator; ``begin`` starts all of it."""
 
-    def begin(self):
+    def begin(self, suite=P256):
         ports = Ports(*_free_ports(3))
-        make_consortium(self.folder, "banks", "127.0.0.1", ports)
+        make_consortium(self.folder, "banks", "127.0.0.1", ports, suite)
         with (self.folder / "aggregator" / "aggregator.toml").open("a") as file:
             file.write(TIMEOUTS)
         self.start_aggregator_again()

@@ -18,7 +18,7 @@ from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.secagg import commands as c
 from privacy.secagg import statements
-from privacy.secagg.keys import P256, X25519, BundleSecrets, SoftwareSigner, Suite, make_bundle
+from privacy.secagg.keys import P256, BundleSecrets, SoftwareSigner, Suite, make_bundle
 from privacy.secagg.masking import MaskedUpdate, mask, unmask
 from privacy.secagg.messages import (
     AbortSignature,
@@ -47,7 +47,7 @@ def seed(*names: object) -> bytes:
 @lru_cache(maxsize=1024)
 def signer(suite_name: str, name: str) -> SoftwareSigner:
     """Make a site's pinned key."""
-    if suite_name == X25519.name:
+    if suite_name != P256.name:
         return SoftwareSigner(ed25519.Ed25519PrivateKey.from_private_bytes(seed("sign", name)))
     scalar = 1 + int.from_bytes(seed("sign", name)) % (2**255)
     return SoftwareSigner(ec.derive_private_key(scalar, ec.SECP256R1()))
@@ -134,6 +134,10 @@ class Site:
                 case c.Sign():
                     signature = self.key.sign(command.message)
                     queue.extend(self.attempt.handle(c.Signed(command.purpose, signature), now_s))
+                case c.Encapsulate():
+                    draw = self.config.suite.transport.encapsulate
+                    drawn = c.Encapsulated(tuple(map(draw, command.public_keys)))
+                    queue.extend(self.attempt.handle(drawn, now_s))
                 case c.Commit():
                     queue.extend(self._commit(command, now_s))
                 case c.Send():

@@ -211,14 +211,15 @@ def interpolate(shares: dict[int, bytes]) -> bytes:
     return (total % SHAMIR_PRIME).to_bytes(32, "big")
 
 
-def masked(x, me, dealt, m_seed, b, bundles, rh, mh, bits):  # noqa: PLR0917 - the formula's
-    """Return y_i = x_i + PRG(self) + sum of +-PRG(pair) over U2 without i, modulo 2^bits."""
+def masked(x, me, agreed, b, rh, mh, bits):
+    """Return y_i = x_i + PRG(self) + sum of +-PRG(pair) over U2 without i, modulo 2^bits.
+
+    ``agreed`` holds the secret of i's mask key with that of each j, by j.
+    """
     length = len(x)
     y = [int(v) + s for v, s in zip(x, stream(hkdf(b, "self", rh, mh), length, bits), strict=True)]
-    for j in dealt:
-        if j == me:
-            continue
-        key = hkdf(agree(m_seed, "scalar-m", bundles[j - 1].bundle.m_pk), "pair", rh, mh)
+    for j, secret in agreed.items():
+        key = hkdf(secret, "pair", rh, mh)
         sign = 1 if me < j else -1
         y = [v + sign * s for v, s in zip(y, stream(key, length, bits), strict=True)]
     return [v % 2**bits for v in y]

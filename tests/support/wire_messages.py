@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from privacy.errors import Reason
+from privacy.secagg.keys import P256
 from privacy.secagg.messages import (
     AbortRequest,
     AbortSignature,
@@ -24,7 +25,6 @@ from privacy.secagg.messages import (
 )
 from tidegate import flower_config
 from tidegate import messages as m
-from tidegate.convert.secagg import SHARE_CIPHERTEXT_BYTES
 
 SENDER = b"\x5a" * 32
 COHORT = 5
@@ -37,7 +37,7 @@ seconds = st.floats(0, 1e6)
 hashes = st.binary(min_size=32, max_size=32)
 signatures = st.binary(min_size=8, max_size=72)
 points = st.binary(min_size=64, max_size=64).map(lambda raw: b"\x04" + raw)
-ciphertexts = st.binary(min_size=SHARE_CIPHERTEXT_BYTES, max_size=SHARE_CIPHERTEXT_BYTES)
+ciphertexts = st.binary(min_size=P256.share_ciphertext_bytes, max_size=P256.share_ciphertext_bytes)
 blobs = st.binary(min_size=1, max_size=80)
 _kinds = (
     st.booleans(),

@@ -10,7 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: E402
+
 from tests.support import secagg_naive as naive  # noqa: E402
+from tests.support import suites_naive as by_suite  # noqa: E402
 
 KEY = bytes(range(32))
 
@@ -141,6 +144,36 @@ def keys() -> dict:
     }
 
 
+def suites() -> dict:
+    """Vectors of each suite: keys of two sites, and what the first seals to the second."""
+    rh, plain = naive.digest("rh"), bytes(range(66))
+    nonce, aad = bytes([0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 0]), naive.encode(rh, 1, 2)
+    out = {}
+    for name in (
+        "P256_SHA256_AES256",
+        "X25519_ED25519_SHA256_AES256",
+        "MLKEM768_X25519_ED25519_SHA256_AES256",
+    ):
+        seeds = [naive.digest("bundle", name) for name in ("a", "b")]
+        (c_a, m_a), (c_b, m_b) = map(naive.bundle_seeds, seeds)
+        c_pk = [by_suite.transport_public(name, seed) for seed in (c_a, c_b)]
+        m_pk = [by_suite.mask_public(name, seed) for seed in (m_a, m_b)]
+        kem = by_suite.encapsulate(c_pk[1][32:], KEY)[1] if name.startswith("MLKEM") else b""
+        key = by_suite.share_key(name, c_b, *c_pk, rh, kem)
+        out[name] = {
+            "seeds": [seed.hex() for seed in seeds],
+            "c_pk": [value.hex() for value in c_pk],
+            "m_pk": [value.hex() for value in m_pk],
+            "m_agreed": by_suite.mask_agree(name, m_a, m_pk[1]).hex(),
+            "rh": rh.hex(),
+            "nonce": nonce.hex(),
+            "aad": aad.hex(),
+            "plaintext": plain.hex(),
+            "sealed": (kem + AESGCM(key).encrypt(nonce, plain, aad)).hex(),
+        }
+    return out
+
+
 def main() -> None:
     """Write the file."""
     vectors = {
@@ -161,6 +194,7 @@ def main() -> None:
         "shamir": shamir(),
         "merkle": merkle(),
         "keys": keys(),
+        "suites": suites(),
     }
     text = json.dumps(vectors, indent=1, ensure_ascii=True) + "\n"
     (ROOT / "tests/vectors/secagg.json").write_text(text)

@@ -10,7 +10,8 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from privacy.errors import PeerError, Reason
-from tidegate.manifest import MAX_SITES, ManifestLimits
+from privacy.secagg.keys import P256, Suite, suite_named
+from tidegate.manifest import MAX_SITES, Manifest
 from tidegate.names import NAME, NAME_RULE
 
 HASH_BYTES = 32
@@ -27,16 +28,21 @@ _REASONS = frozenset(reason.value for reason in Reason)
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest counts and sizes to accept; before the manifest is sealed, the defaults."""
+    """The largest counts and sizes to accept; before the manifest is sealed, the defaults.
+
+    ``suite`` fixes the sizes of keys and sealed shares, none of which travels before that.
+    """
 
     max_sites: int = MAX_SITES
     max_vector_length: int = 1 << 26
     max_message_bytes: int = 4_194_304
+    suite: Suite = P256
 
     @classmethod
-    def of(cls, limits: ManifestLimits) -> "Limits":
+    def of(cls, manifest: Manifest) -> "Limits":
         """Take the limits that a sealed manifest sets."""
-        return cls(limits.max_sites, limits.max_vector_length, limits.max_message_bytes)
+        limits, suite = manifest.limits, suite_named(manifest.suite)
+        return cls(limits.max_sites, limits.max_vector_length, limits.max_message_bytes, suite)
 
 
 DEFAULT_LIMITS = Limits()
@@ -69,7 +75,7 @@ def blob(value: bytes, most: int, name: str, least: int = 1) -> bytes:
 
 
 def signature(value: bytes, name: str) -> bytes:
-    """Take an ECDSA P-256 signature in DER by its length; whether it verifies is seen later."""
+    """Take a signature (Ed25519, or ECDSA P-256 in DER) by its length; it is verified later."""
     if not _MIN_SIGNATURE_BYTES <= len(value) <= MAX_SIGNATURE_BYTES:
         raise malformed(name, f"must be a signature of at most {MAX_SIGNATURE_BYTES} bytes")
     return value

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from privacy.errors import PeerError, Reason
-from privacy.secagg.keys import SEED_BYTES
+from privacy.secagg.agreement import KeyAgreement
+from privacy.secagg.keys import SEED_BYTES, Suite
 from privacy.secagg.messages import (
     AbortRequest,
     AbortSignature,
@@ -31,25 +32,21 @@ from privacy.secagg.messages import (
     UnmaskShares,
 )
 from privacy.secagg.shamir import SHARE_BYTES
+from privacy.secagg.transport import ShareTransport
 from privacy.surplus import MAX_LEVELS
 from tidegate.convert import bounds
 from tidegate.convert.bounds import Limits, malformed
 from tidegate.v1 import secagg_pb2 as pb
 
-POINT_BYTES = 65
-SHARE_CIPHERTEXT_BYTES = 2 * SHARE_BYTES + 16
-"""Both shares for one recipient under AES-256-GCM with its 16-byte tag."""
-
 MAX_PLAN_BYTES = 1 << 20
 _MAX_ATTEMPT = 100_000
-_UNCOMPRESSED = 4
 
 
 # --- from the wire -------------------------------------------------------------------------------
 
 
-def bundle_from_wire(message: pb.Bundle, name: str) -> SignedBundle:
-    """Take one signed one-time bundle."""
+def bundle_from_wire(message: pb.Bundle, name: str, suite: Suite) -> SignedBundle:
+    """Take one signed one-time bundle with keys of a suite."""
     bundle = Bundle(
         consortium_id=bounds.slug(message.consortium_id, f"{name}.consortium_id"),
         site=bounds.sha256(message.site, f"{name}.site"),
@@ -57,8 +54,8 @@ def bundle_from_wire(message: pb.Bundle, name: str) -> SignedBundle:
             message.instance_id, bounds.INSTANCE_ID_BYTES, f"{name}.instance_id"
         ),
         serial=bounds.whole(message.serial, 0, (1 << 63) - 1, f"{name}.serial"),
-        c_pk=_point(message.c_pk, f"{name}.c_pk"),
-        m_pk=_point(message.m_pk, f"{name}.m_pk"),
+        c_pk=_public_key(message.c_pk, suite.transport, f"{name}.c_pk"),
+        m_pk=_public_key(message.m_pk, suite.masks, f"{name}.m_pk"),
         r_commitment=bounds.sha256(message.r_commitment, f"{name}.r_commitment"),
         not_after_s=bounds.whole(message.not_after_s, 0, bounds.MAX_TIME_S, f"{name}.not_after_s"),
     )
@@ -68,7 +65,9 @@ def bundle_from_wire(message: pb.Bundle, name: str) -> SignedBundle:
 def roster_from_wire(message: pb.Roster, limits: Limits) -> Roster:
     """Take a roster: bundles ascending by site, and the plan with a base version for each."""
     bounds.count(message.bundles, limits.max_sites, "roster.bundles")
-    bundles = tuple(bundle_from_wire(entry, "roster.bundles") for entry in message.bundles)
+    bundles = tuple(
+        bundle_from_wire(entry, "roster.bundles", limits.suite) for entry in message.bundles
+    )
     sites = [signed.bundle.site for signed in bundles]
     _ascending(sites, "roster.bundles")
     plan = _plan_from_wire(message.plan, limits)
@@ -82,11 +81,12 @@ def dealt_shares_from_wire(
 ) -> DealtShares:
     """Take what a site dealt: a ciphertext for each member, exactly one of them (its own) empty."""
     size = bounds.count(message.ciphertexts, limits.max_sites, "dealt_shares.ciphertexts", least=2)
+    sealed = limits.suite.share_ciphertext_bytes
     ciphertexts = tuple(message.ciphertexts)
     if sum(len(text) == 0 for text in ciphertexts) != 1 or any(
-        len(text) not in {0, SHARE_CIPHERTEXT_BYTES} for text in ciphertexts
+        len(text) not in {0, sealed} for text in ciphertexts
     ):
-        rule = f"must have {SHARE_CIPHERTEXT_BYTES} bytes each, but for one empty"
+        rule = f"must have {sealed} bytes each, but for one empty"
         raise malformed("dealt_shares.ciphertexts", rule)
     return DealtShares(
         ctx=bounds.sha256(message.ctx, "dealt_shares.ctx"),
@@ -101,7 +101,7 @@ def share_delivery_from_wire(message: pb.ShareDelivery, limits: Limits) -> Share
     """Take the shares dealt by the other members: one entry a dealer."""
     bounds.count(message.shares, limits.max_sites, "share_delivery.shares")
     longest = (limits.max_sites - 1).bit_length()
-    shares = tuple(_delivered_from_wire(entry, longest) for entry in message.shares)
+    shares = tuple(_delivered_from_wire(entry, longest, limits.suite) for entry in message.shares)
     if len({share.sender for share in shares}) != len(shares):
         raise malformed("share_delivery.shares.sender", "must not name a site twice")
     return ShareDelivery(bounds.sha256(message.ctx, "share_delivery.ctx"), shares)
@@ -203,12 +203,14 @@ def _plan_from_wire(message: pb.CohortPlan, limits: Limits) -> CohortPlan:
     )
 
 
-def _delivered_from_wire(message: pb.DeliveredShare, longest: int) -> DeliveredShare:
+def _delivered_from_wire(message: pb.DeliveredShare, longest: int, suite: Suite) -> DeliveredShare:
     name = "share_delivery.shares"
     steps = bounds.count(message.path, longest, f"{name}.path")
     return DeliveredShare(
         sender=bounds.sha256(message.sender, f"{name}.sender"),
-        ciphertext=bounds.fixed(message.ciphertext, SHARE_CIPHERTEXT_BYTES, f"{name}.ciphertext"),
+        ciphertext=bounds.fixed(
+            message.ciphertext, suite.share_ciphertext_bytes, f"{name}.ciphertext"
+        ),
         self_seed=bounds.sha256(message.self_seed, f"{name}.self_seed"),
         self_share=bounds.sha256(message.self_share, f"{name}.self_share"),
         mask_share=bounds.sha256(message.mask_share, f"{name}.mask_share"),
@@ -252,10 +254,11 @@ def _hashes(values: Sequence[bytes], size: int, name: str) -> tuple[bytes, ...]:
     return hashes
 
 
-def _point(value: bytes, name: str) -> bytes:
-    """Take a point by its form; the state machines check that it lies on the curve."""
-    if len(value) != POINT_BYTES or value[0] != _UNCOMPRESSED:
-        raise malformed(name, f"must be an uncompressed point of {POINT_BYTES} bytes")
+def _public_key(value: bytes, kind: KeyAgreement | ShareTransport, name: str) -> bytes:
+    """Take a public key by its form; the state machines check that it is one of its kind."""
+    if len(value) != kind.public_key_bytes or not value.startswith(kind.public_key_start):
+        start = f" that start with {kind.public_key_start.hex()}" if kind.public_key_start else ""
+        raise malformed(name, f"must have {kind.public_key_bytes} bytes{start}")
     return value
 
 

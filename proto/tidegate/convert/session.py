@@ -122,10 +122,10 @@ def _hello(message: pb.Hello, _sender: Fingerprint, _limits: Limits) -> Hello:
     )
 
 
-def _bundle_stock(message: pb.BundleStock, sender: Fingerprint, _limits: Limits) -> BundleStock:
+def _bundle_stock(message: pb.BundleStock, sender: Fingerprint, limits: Limits) -> BundleStock:
     name = "bundles.bundles"
     bounds.count(message.bundles, MAX_BUNDLES, name)
-    bundles = tuple(secagg.bundle_from_wire(entry, name) for entry in message.bundles)
+    bundles = tuple(secagg.bundle_from_wire(entry, name, limits.suite) for entry in message.bundles)
     if any(signed.bundle.site != sender for signed in bundles):
         raise PeerError(Reason.UNAUTHENTICATED, f"{name}.site: is not the site of this session")
     if len({signed.bundle.serial for signed in bundles}) != len(bundles):

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import pytest
 
 from privacy.errors import PeerError, Reason
+from privacy.secagg.keys import X25519
 from tidegate import convert
 from tidegate.convert import Limits
-from tidegate.manifest import ManifestLimits
+from tidegate.manifest import Manifest, ManifestLimits
 from tidegate.messages import JobReply, NotReady, Refused
 from tidegate.v1 import federation_pb2, secagg_pb2
 
@@ -352,7 +353,9 @@ def test_the_sender_is_the_sessions_and_not_the_frames():
 
 
 def test_limits_come_from_the_manifest():
-    assert Limits.of(ManifestLimits(65_536, 10, 7)) == Limits(7, 10, 65_536)
+    limits = ManifestLimits(65_536, 10, 7)
+    manifest = Manifest("market", 1, 1, 4, (), suite=X25519.name, limits=limits)
+    assert Limits.of(manifest) == Limits(7, 10, 65_536, X25519)
 
 
 def test_details_are_made_printable_by_an_honest_sender():

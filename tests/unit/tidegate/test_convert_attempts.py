@@ -2,10 +2,14 @@
 
 import pytest
 
+from privacy.errors import PeerError
 from privacy.secagg import commands
+from privacy.secagg.keys import SUITES
 from privacy.secagg.messages import Published
 from tests.support.secagg_harness import NEVER, Federation
 from tidegate import convert
+from tidegate import messages as m
+from tidegate.convert import Limits
 from tidegate.messages import AttemptResult
 from tidegate.v1 import federation_pb2
 
@@ -50,3 +54,27 @@ def test_whole_attempts_run_over_the_wire(gone_after):
     else:
         assert (outcome.total_D == federation.expected_D(outcome.survivors)).all()
     assert federation.frames > 5
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
+def test_keys_and_sealed_shares_have_the_sizes_of_the_manifests_suite(suite):
+    federation = Federation(4, suite=suite)
+    dealt = federation.deal_all()
+    stock = m.BundleStock((federation.bundles[0],))
+    frames = [(federation.members[0], stock), (federation.members[0], dealt[1])]
+    delivery = federation.delivery(dealt, 2)
+    for other in SUITES.values():
+        limits = Limits(suite=other)
+        for sender, message in frames:
+            wire = convert.site_message_to_wire(message)
+            if other is suite:
+                assert convert.site_message_from_wire(wire, sender, limits) == message
+            elif message is stock or suite.transport.overhead != other.transport.overhead:
+                with pytest.raises(PeerError, match="must have"):
+                    convert.site_message_from_wire(wire, sender, limits)
+        wire = convert.aggregator_message_to_wire(delivery)
+        if suite.transport.overhead == other.transport.overhead:
+            assert convert.aggregator_message_from_wire(wire, limits) == delivery
+        else:
+            with pytest.raises(PeerError, match="must have"):
+                convert.aggregator_message_from_wire(wire, limits)

@@ -116,7 +116,7 @@ def test_a_signature_without_the_context_prefix_is_no_vote():
     cohort = site.attempt.cohort
     statement = statements.survivor_statement(cohort.rh, cohort.mh, ALL, ALL)
     bare = statement.removeprefix(statements.SIGNED_PREFIX)
-    from privacy.secagg.keys import _ECDSA_RFC6979
+    from privacy.secagg.signatures import _ECDSA_RFC6979
 
     forged = federation.site(4).key._key.sign(bare, _ECDSA_RFC6979)
     refused(

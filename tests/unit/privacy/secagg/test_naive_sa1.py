@@ -1,19 +1,29 @@
-"""A second, naive implementation gives the same bytes from the same seeds."""
+"""A second, naive implementation gives the same bytes from the same seeds, for every suite."""
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from privacy.secagg.keys import P256
+from privacy.secagg.keys import MLKEM768_X25519, P256, SUITES, X25519
 from tests.support import secagg_naive as naive
+from tests.support import suites_naive as by_suite
 from tests.support.secagg_harness import Federation
 
 
 @pytest.mark.parametrize(
-    ("gone", "bits"), [({}, 20), ({2: 1}, 20), ({5: 2}, 32), ({1: 0}, 9), ({3: 3}, 31)]
+    ("gone", "bits", "suite"),
+    [
+        ({}, 20, P256),
+        ({2: 1}, 20, P256),
+        ({5: 2}, 32, P256),
+        ({1: 0}, 9, P256),
+        ({3: 3}, 31, P256),
+        ({2: 1}, 20, X25519),
+        ({2: 1}, 20, MLKEM768_X25519),
+    ],
 )
-def test_masked_updates_and_sum_are_those_of_the_naive_one(gone, bits):
-    federation = Federation(5, ring_bits=bits, length=13)
+def test_masked_updates_and_sum_are_those_of_the_naive_one(gone, bits, suite):
+    federation = Federation(5, ring_bits=bits, length=13, suite=suite)
     outcome = federation.run(gone, silent=True)
     rh = naive.roster_hash(federation.context, federation.bundles)
     mh = naive.plan_hash(federation.plan)
@@ -24,7 +34,12 @@ def test_masked_updates_and_sum_are_those_of_the_naive_one(gone, bits):
         site = federation.site(i)
         _, m_seed = naive.bundle_seeds(site.secrets.bundle.seed)
         b = site.secrets.self_mask_seed
-        y = naive.masked(site.x_D, i, dealt, m_seed, b, federation.bundles, rh, mh, bits)
+        agreed = {
+            j: by_suite.mask_agree(suite.name, m_seed, federation.bundles[j - 1].bundle.m_pk)
+            for j in dealt
+            if j != i
+        }
+        y = naive.masked(site.x_D, i, agreed, b, rh, mh, bits)
         assert site.upload.values_d.tolist() == y
         total += y
     # Take the masks off in the naive way, from what t holders can interpolate.
@@ -34,20 +49,21 @@ def test_masked_updates_and_sum_are_those_of_the_naive_one(gone, bits):
     for j in set(dealt) - set(survivors):
         _, m_seed = naive.bundle_seeds(federation.site(j).secrets.bundle.seed)
         for i in survivors:
-            shared = naive.agree(m_seed, "scalar-m", federation.bundles[i - 1].bundle.m_pk)
+            shared = by_suite.mask_agree(suite.name, m_seed, federation.bundles[i - 1].bundle.m_pk)
             stream = naive.stream(naive.hkdf(shared, "pair", rh, mh), 13, bits)
             total += np.array(stream, dtype=object) * (-1 if i < j else 1)
     assert (total % 2**bits).tolist() == outcome.total_D.tolist()
     assert outcome.total_D.tolist() == federation.expected_D(outcome.survivors).tolist()
 
 
-def test_dealt_shares_are_those_of_the_naive_one():
-    federation = Federation(5)
+@pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
+def test_dealt_shares_are_those_of_the_naive_one(suite):
+    federation = Federation(5, suite=suite)
     dealt = federation.deal_all()
     rh = naive.roster_hash(federation.context, federation.bundles)
     for i in (1, 4):
         secrets = federation.site(i).secrets
-        c_seed, m_seed = naive.bundle_seeds(secrets.bundle.seed)
+        _, m_seed = naive.bundle_seeds(secrets.bundle.seed)
         shares = {
             kind: naive.polynomial_shares(value, secrets.coefficient_seed, kind, rh, i, 4, 5)
             for kind, value in (("b-share", secrets.self_mask_seed), ("m-share", m_seed))
@@ -62,14 +78,17 @@ def test_dealt_shares_are_those_of_the_naive_one():
             if j == i:
                 assert dealt[i].ciphertexts[j - 1] == b""
                 continue
-            c_pk = federation.bundles[j - 1].bundle.c_pk
-            key = naive.hkdf(naive.agree(c_seed, "scalar-c", c_pk), "share-key", rh)
+            reader_seed, _ = naive.bundle_seeds(federation.site(j).secrets.bundle.seed)
+            ends = [federation.bundles[at - 1].bundle.c_pk for at in (i, j)]
+            sealed = dealt[i].ciphertexts[j - 1]
+            key = by_suite.share_key(suite.name, reader_seed, *ends, rh, sealed)
             nonce = i.to_bytes(4, "big") + j.to_bytes(4, "big") + bytes(4)
             expected = AESGCM(key).encrypt(nonce, both, naive.encode(rh, i, j))
-            assert dealt[i].ciphertexts[j - 1] == expected
+            assert sealed[-82:] == expected
+            assert len(sealed) == 82 + (1088 if suite is MLKEM768_X25519 else 0)
         root = naive.dealt_root(
             range(1, 6), dealt[i].ciphertexts, commitments.self_shares, commitments.mask_shares
         )
         body = naive.encode("share", rh, root, commitments.self_seed)
         spki = federation.pinned[federation.members[i - 1]]
-        P256.verify(spki, dealt[i].signature, b"tidegate/sa/1 signature\x00" + body)
+        suite.verify(spki, dealt[i].signature, b"tidegate/sa/1 signature\x00" + body)

@@ -42,7 +42,7 @@ def test_dec_refuses_what_is_not_minimal():
 def test_both_ends_agree_and_signatures_verify(suite):
     a, b = (suite.private_key(seed(name), Label.MASK_SCALAR) for name in "ab")
     assert suite.agree(a, suite.public_key(b)) == suite.agree(b, suite.public_key(a))
-    assert len(suite.public_key(a)) == suite.public_key_bytes
+    assert len(suite.public_key(a)) == suite.masks.public_key_bytes
     other = suite.private_key(seed("a"), Label.TRANSPORT_SCALAR)
     assert suite.public_key(other) != suite.public_key(a), "one seed, two labels, two keys"
     key = signer(suite.name, "x")

@@ -8,10 +8,11 @@ import pytest
 from privacy.errors import PeerError
 from privacy.secagg import shamir, statements
 from privacy.secagg.encoding import Label, dec, enc
-from privacy.secagg.keys import P256, BundleSecrets, hkdf, make_bundle
+from privacy.secagg.keys import P256, SUITES, BundleSecrets, hkdf, make_bundle
 from privacy.secagg.merkle import root_of_path
 from privacy.secagg.messages import ShareCommitments
 from privacy.secagg.prg import keystream
+from privacy.secagg.transport import Direction
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "secagg.json").read_text())
 
@@ -115,3 +116,20 @@ def test_bad_points_are_refused(vector):
         P256.key_identity(point)
     with pytest.raises(PeerError, match="malformed"):
         P256.agree(P256.private_key(bytes(32), Label.MASK_SCALAR), point)
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=lambda suite: suite.name)
+def test_each_suite_gives_the_keys_and_opens_what_was_sealed(suite):
+    vector = VECTORS["suites"][suite.name]
+    secrets = [BundleSecrets(bytes.fromhex(seed)) for seed in vector["seeds"]]
+    bundles = [make_bundle(suite, secret, bytes(32), "C", b"i", 1, 1) for secret in secrets]
+    assert [bundle.c_pk.hex() for bundle in bundles] == vector["c_pk"]
+    assert [bundle.m_pk.hex() for bundle in bundles] == vector["m_pk"]
+    m_key = suite.private_key(secrets[0].mask_seed, Label.MASK_SCALAR)
+    assert suite.agree(m_key, bundles[1].m_pk).hex() == vector["m_agreed"]
+    rh, nonce, aad, plain, sealed = (
+        bytes.fromhex(vector[name]) for name in ("rh", "nonce", "aad", "plaintext", "sealed")
+    )
+    assert len(sealed) == suite.share_ciphertext_bytes
+    box = suite.transport.box(secrets[1].transport_seed, rh)
+    assert box.open(bundles[0].c_pk, Direction(nonce, aad), sealed) == plain
