@@ -41,6 +41,7 @@ _OVERSIZE = 5.0
 _ORDINARY = 24  # other records at each site, in a block of their own
 _BLOCK = 40
 _BINS = 4
+_METRICS_NORM = 0.05  # so small that nearly all of D2 is the gradient's
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def _terms(mode: Mode, m: int, steps: int, rate: float = 1.0) -> Terms:
         coordinates=m if by_site else m + _BLOCK,
         rounds=max(1, steps),
         bins=0 if by_site else _BINS,
+        metrics_norm=_METRICS_NORM,
         sampling_rate=rate,
         expected_batch=max(1, round(m * rate / 2)),
         local=local,
