@@ -79,7 +79,7 @@ def check_local_updates(setting: Setting) -> list[Finding]:
     m = setting.canaries
     subject = Subject.of(_terms(Mode.RECORD_LOCAL, m, setting.steps // 2))
     seen = in_local_updates(subject, _fair(setting, "local updates", m))
-    name = "record-local, one site's updates"
+    name = "record-local"
     return [_bounded(name, subject, seen), _fitted(name, subject, seen)]
 
 
@@ -211,8 +211,8 @@ def _bounded(name: str, subject: Subject, seen: Seen) -> Finding:
     return Finding(
         check="canaries: one-run bound",
         subject=f"{name}, m = {seen.scores_M.size}",
-        claim=f"lower bound <= claimed epsilon {claim:.3f} at delta {DELTA:g}",
-        measured=f"{bound.epsilon:.3f} ({bound.right} of {bound.guesses} guesses right)",
+        claim=f"<= epsilon {claim:.3f} at delta {DELTA:g}",
+        measured=f"{bound.epsilon:.3f} ({bound.right} of {bound.guesses} right)",
         passed=bound.epsilon <= claim,
         false_alarm=SIGNIFICANCE,
     )
@@ -231,7 +231,7 @@ def _fitted(name: str, subject: Subject, seen: Seen) -> Finding:
     return Finding(
         check="canaries: Gaussian fit",
         subject=f"{name}, m = {seen.scores_M.size}",
-        claim=f"epsilon <= {ratio:.2f} * {theory:.3f} (exact) at delta {subject.delta:g}",
+        claim=f"<= {ratio:.2f} * {theory:.3f} (exact), delta {subject.delta:g}",
         measured=f"{fitted.epsilon(subject.delta):.3f}",
         passed=fitted.mu <= most_mu,
         false_alarm=fitted.false_alarm(theory_mu, most_mu),

@@ -11,6 +11,7 @@ from edge_node.audit.finding import Finding
 from edge_node.audit.setting import Setting
 from edge_node.audit.subject import Subject, Terms
 from privacy.audit.gaussian_fit import gaussian_epsilon
+from privacy.compress import MapKind
 from privacy.pipeline import Mode
 from privacy.terms import CohortRules
 
@@ -37,9 +38,18 @@ def subjects() -> list[Subject]:
 
 
 def name_of(subject: Subject) -> str:
-    """Name a subject by mode, rounding and map."""
-    plan = subject.plan
-    return f"{plan.mode}, {plan.rounding} rounding, map {plan.map_kind}"
+    """Name a subject by its mode and by what is not as usual in it."""
+    terms, plan = subject.terms, subject.plan
+    parts = [str(plan.mode)]
+    if terms.rounding == "sum":
+        parts.append("sum rounding")
+    if plan.map_kind is not MapKind.IDENTITY:
+        parts.append(str(plan.map_kind))
+    if terms.surplus:
+        parts.append("surplus removed")
+    if terms.bins:
+        parts.append("metrics")
+    return ", ".join(parts)
 
 
 def sensitivity(subject: Subject) -> float:
@@ -80,7 +90,7 @@ def _sensitivity(subject: Subject) -> Finding:
     return Finding(
         check="plan: sensitivity",
         subject=name_of(subject),
-        claim=f"D2 >= clip and rounding: {needed:.3f} grid steps",
+        claim=f"D2 >= {needed:.3f} grid steps",
         measured=f"{stated:.3f}",
         passed=needed * (1 - float(_ROUND)) <= stated <= needed * _WASTE,
     )
@@ -94,11 +104,11 @@ def _noise(subject: Subject) -> Finding:
     needed = (Fraction(plan.noise_multiplier) * Fraction(sensitivity(subject))) ** 2
     # V_site is a whole number, so m_h sites may waste m_h.
     most = float(needed) * _WASTE + (honest if plan.local is None else 512**2 + 1)
-    who = f"{honest} honest survivors" if plan.local is None else "each site alone"
+    who = f"{honest} honest" if plan.local is None else "each site alone"
     return Finding(
         check="plan: noise",
         subject=name_of(subject),
-        claim=f"{who}: variance >= (z*D2)^2 = {float(needed):.6g}",
+        claim=f"{who}: V >= {float(needed):.6g}",
         measured=f"{float(added):.6g}",
         passed=needed * (1 - _ROUND) <= added <= most,
     )
@@ -110,8 +120,8 @@ def _levels(subject: Subject) -> list[Finding]:
     return [
         Finding(
             check="plan: noise",
-            subject=f"{name_of(subject)}, surplus removed from {level.survivors} survivors",
-            claim=f"{level.survivors - colluders} honest: variance >= {needed:.6g}",
+            subject=f"{name_of(subject)} from {level.survivors} survivors",
+            claim=f"{level.survivors - colluders} honest: V >= {needed:.6g}",
             measured=f"{float((level.survivors - colluders) * level.variance):.6g}",
             passed=(level.survivors - colluders) * level.variance >= needed * (1 - float(_ROUND)),
         )
@@ -128,7 +138,7 @@ def _epsilon(subject: Subject) -> Finding:
     return Finding(
         check="plan: epsilon",
         subject=name_of(subject),
-        claim=f"claimed >= exact Gaussian {exact:.4f}, <= the job's {terms.epsilon:g}",
+        claim=f"{exact:.4f} (exact) <= claim <= {terms.epsilon:g}",
         measured=f"{claimed:.4f}",
         passed=exact <= claimed <= terms.epsilon * (1 + 1e-6),
     )

@@ -80,11 +80,15 @@ class DpReport:
         findings: Of the pipeline as it is.
         mutants: Of each mutant that was tried.
         seed: That the run repeats with; None where secrets came from the operating system.
+        coordinates: d of the vectors whose noise was measured.
+        canaries: m of the largest attack.
     """
 
     findings: tuple[Finding, ...]
     mutants: tuple[Caught, ...]
     seed: int | None
+    coordinates: int
+    canaries: int
 
     @property
     def passed(self) -> bool:
@@ -123,7 +127,7 @@ def audit_dp(
         progress(f"mutant {mutant.name}: {mutant.fault}")
         with _secrets_for(seed), mutant.applied():
             caught.append(Caught(mutant.name, mutant.fault, _failing(setting, checks)))
-    return DpReport(findings, tuple(caught), seed)
+    return DpReport(findings, tuple(caught), seed, setting.coordinates, setting.canaries)
 
 
 def _failing(setting: Setting, checks: tuple[Check, ...]) -> tuple[str, ...]:

@@ -154,8 +154,8 @@ def _worst_rounding(subject: Subject) -> Finding:
     least = reach + _ROUNDING_MET * rounding
     return Finding(
         check="neighbours: rounding",
-        subject=claims.name_of(subject) + (" and metrics" if subject.terms.bins else ""),
-        claim=f"{least:.2f} <= largest shift <= D2 = {stated:.2f} grid steps",
+        subject=claims.name_of(subject),
+        claim=f"{least:.2f} <= shift <= D2 = {stated:.2f}",
         measured=f"{max(shifts):.2f}",
         passed=least <= max(shifts) <= stated,
     )
@@ -176,7 +176,7 @@ def _hostile(subject: Subject) -> Finding:
     return Finding(
         check="neighbours: hostile record",
         subject=claims.name_of(subject),
-        claim=f"too large: shift <= D2 = {stated:.2f}; not finite: none",
+        claim=f"large: shift <= {stated:.2f}; not finite: 0",
         measured=f"{max(far):.2f}; {max(broken):.2f}",
         passed=max(far) <= stated and max(broken) == 0,
     )
@@ -191,8 +191,8 @@ def _batch_size(subject: Subject) -> Finding:
     return Finding(
         check="neighbours: batch size",
         subject=claims.name_of(subject),
-        claim="a record without gradient moves the mean by nothing",
-        measured=f"{moved:.6g} grid steps",
+        claim="one more record: the mean keeps still",
+        measured=f"moved by {moved:.6g}",
         passed=moved == 0,
     )
 
@@ -218,7 +218,7 @@ def _conditional() -> Finding:
     return Finding(
         check="neighbours: rounding",
         subject=f"{claims.name_of(subject)}, {_DRAWS} draws",
-        claim=f"{_reach(subject):.2f} < largest shift <= D2 = {stated:.2f} grid steps",
+        claim=f"{_reach(subject):.2f} < shift <= D2 = {stated:.2f}",
         measured=f"{max(shifts):.2f}",
         passed=_reach(subject) < max(shifts) <= stated,
     )
@@ -246,9 +246,9 @@ def _memory() -> Finding:
     published = all(np.array_equal(model_D, subject.request(1).model_D) for model_D in models)
     return Finding(
         check="neighbours: memory",
-        subject="record-distributed, a record of the step before",
-        claim="gradients at the published version only; the next sum moves by nothing",
-        measured=f"{'published' if published else 'another model'}; {moved:.2f} grid steps",
+        subject="record-distributed, a record of before",
+        claim="published model; next sum keeps still",
+        measured=f"{'published' if published else 'another'}; moved by {moved:.6g}",
         passed=published and moved == 0,
     )
 

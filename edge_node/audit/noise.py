@@ -90,8 +90,8 @@ def check_shared_noise(setting: Setting) -> list[Finding]:
     survivors, honest = subject.rules.min_survivors, subject.rules.honest_sites
     name = "record-distributed"
     of_share = f"{name}, one site's share"
-    of_honest = f"{name}, opened sum of {survivors} without {subject.rules.colluders} colluder"
-    of_all = f"{name}, opened sum of {survivors}"
+    of_honest = f"{name}, sum of {survivors} less {subject.rules.colluders} colluder"
+    of_all = f"{name}, sum of {survivors}"
     first = rounds.shares[0]
     metrics = np.concatenate(
         [share_d[-2 * _BINS :] for shares in rounds.shares for share_d in shares]
@@ -117,12 +117,12 @@ def _attempts(subject: Subject) -> list[Finding]:
     same = float(np.mean(made[0] == made[1]))
     finding = Finding(
         check="noise: attempts",
-        subject="record-distributed, one round asked for twice",
-        claim="two updates differ almost everywhere",
-        measured=f"{same:.2%} of coordinates equal",
+        subject="record-distributed, a round asked for twice",
+        claim="less than 1 % of coordinates equal",
+        measured=f"{same:.2%}",
         passed=same < 0.01,
     )
-    return [finding, _apart("record-distributed, attempts of a round", made)]
+    return [finding, _apart("record-distributed, attempts", made)]
 
 
 def check_surplus_noise(setting: Setting) -> list[Finding]:
@@ -131,10 +131,10 @@ def check_surplus_noise(setting: Setting) -> list[Finding]:
     subject = Subject.of(terms)
     survivors, colluders = subject.rules.members, subject.rules.colluders
     rounds = run_empty_rounds(subject, survivors)
-    name = f"record-distributed, surplus removed from {survivors}, without {colluders} colluder"
+    name = f"record-distributed, surplus off, sum of {survivors} less {colluders} colluder"
     return [
         _variance(name, rounds.honest[0], NoiseLaw.skellam(claims.variance(subject)), setting),
-        _apart("record-distributed, surplus removed, opened sums", rounds.opened),
+        _apart("record-distributed, surplus off, sums", rounds.opened),
     ]
 
 
@@ -164,7 +164,7 @@ def check_local_noise(setting: Setting) -> list[Finding]:
         metrics = decoded.metric_sums_M * local.steps
         made.append(np.concatenate([decoded.gradient_D, metrics]) / local.grid)
     law = NoiseLaw.gaussian(local.steps * claims.variance(subject))
-    name = f"record-local, one site's update of {local.steps} steps"
+    name = f"record-local, an update of {local.steps} steps"
     metrics = np.concatenate([update_d[-2 * _BINS :] for update_d in made])
     return [
         _variance(name, made[0], law, setting),
@@ -242,7 +242,7 @@ def _variance(name: str, noise: Noise, law: NoiseLaw, setting: Setting) -> Findi
     ratio = noise_law.variance_ratio(noise, law.variance)
     return Finding(
         check="noise: variance",
-        subject=f"{name}, d = {noise.size}",
+        subject=name,
         claim=f"within {tolerance:.1%} of {law.variance:.6g}",
         measured=f"{ratio - 1:+.2%}",
         passed=abs(ratio - 1) <= tolerance,
@@ -257,7 +257,7 @@ def _metrics(name: str, noise: Noise, law: NoiseLaw) -> Finding:
     ratio = noise_law.variance_ratio(noise, law.variance)
     return Finding(
         check="noise: metrics",
-        subject=f"{name}, {noise.size} of them",
+        subject=f"{name}, {noise.size}",
         claim=f"variance within {tolerance:.1%} of {law.variance:.6g}",
         measured=f"{ratio - 1:+.2%}",
         passed=abs(ratio - 1) <= tolerance,
@@ -273,8 +273,8 @@ def _law(name: str, noise: Noise, law: NoiseLaw) -> Finding:
     worst = max(found.largest, lagged)
     return Finding(
         check="noise: law",
-        subject=f"{name}, d = {noise.size}",
-        claim=f"mean, variance, skewness, kurtosis, lags {noise_law.LAGS}: <= {most:.1f} sd",
+        subject=name,
+        claim=f"four moments, four lags: <= {most:.1f} sd",
         measured=f"{worst:.2f} sd",
         passed=worst <= most,
         false_alarm=FALSE_ALARM,

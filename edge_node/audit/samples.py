@@ -32,7 +32,7 @@ def check_samples(_setting: Setting) -> list[Finding]:
     both = sum(len(first & second) for first, second in pairwise(taken))
     return [
         _rate("records of a step", sum(map(len, taken)), _RECORDS * _STEPS, _RATE),
-        _rate("records of two steps in a row", both, _RECORDS * (_STEPS - 1), _RATE**2),
+        _rate("two steps in a row", both, _RECORDS * (_STEPS - 1), _RATE**2),
     ]
 
 
@@ -43,8 +43,8 @@ def _rate(subject: str, count: int, chances: int, rate: float) -> Finding:
     return Finding(
         check="samples",
         subject=f"record-distributed, {subject}",
-        claim=f"rate within {most / chances:.6f} of {rate:.6f}",
-        measured=f"{count / chances:.6f}",
+        claim=f"rate within {most / chances:.5f} of {rate:.5f}",
+        measured=f"{count / chances:.5f}",
         passed=abs(count - chances * rate) <= most,
         false_alarm=FALSE_ALARM,
     )
