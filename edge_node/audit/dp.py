@@ -18,6 +18,7 @@ from edge_node.audit.canaries import (
     check_whole_sites,
 )
 from edge_node.audit.claims import check_plans
+from edge_node.audit.counts import check_counts
 from edge_node.audit.finding import Check, Finding
 from edge_node.audit.mutants import MUTANTS, Mutant
 from edge_node.audit.neighbours import (
@@ -44,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     check_batch_size,
     check_memory,
     check_samples,
+    check_counts,
     check_sampler,
     check_shared_noise,
     check_surplus_noise,

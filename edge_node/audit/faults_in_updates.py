@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from edge_node.audit.setting import SeededSecrets, secrets_from
 from edge_node.rounds import row_draw
+from edge_node.rounds.cell_counts import CellCounts
 from edge_node.rounds.contract import LocalRound, RoundRequest
 from edge_node.rounds.local_dp import LocalDp
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
-from privacy import local_steps, pipeline, quantise
+from privacy import cell_sum, local_steps, pipeline, quantise
 from privacy.clip import ClippedDelta
 from privacy.delta import Delta
 from privacy.local_noise import MIN_LEVEL_VARIANCE, local_noise
@@ -56,6 +57,7 @@ def less_noise(share: float) -> Iterator[None]:
 
     with (
         mock.patch.object(pipeline, "add_skellam_noise", weak_skellam),
+        mock.patch.object(cell_sum, "add_skellam_noise", weak_skellam),
         mock.patch.object(local_steps, "local_noise", weak_gaussian),
     ):
         yield
@@ -185,13 +187,13 @@ def sampled_too_often() -> Iterator[None]:
 def _secrets_by(key_of: KeyOf) -> Iterator[None]:
     """Have each update's secrets begin anew from a key."""
     with contextlib.ExitStack() as stack:
-        for kind in (RecordSums, LocalDp, PlainTraining):
+        for kind in (RecordSums, LocalDp, PlainTraining, CellCounts):
             stack.enter_context(mock.patch.object(kind, "make_update", _rekeyed(kind, key_of)))
         yield
 
 
 def _rekeyed(
-    kind: type[RecordSums | LocalDp | PlainTraining], key_of: KeyOf
+    kind: type[RecordSums | LocalDp | PlainTraining | CellCounts], key_of: KeyOf
 ) -> Callable[..., object]:
     original: Callable[..., object] = kind.make_update
 

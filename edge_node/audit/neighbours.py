@@ -24,7 +24,7 @@ from edge_node.audit.finding import Finding
 from edge_node.audit.setting import Setting
 from edge_node.audit.subject import Records, Rows, ScriptedApp, Subject, Terms, update_of
 from edge_node.rounds import row_draw
-from privacy import local_steps, pipeline
+from privacy import cell_sum, local_steps, pipeline
 from privacy.audit.worst_records import over_the_edge, rounded_up, spread
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import Mode
@@ -89,6 +89,7 @@ def noise_off() -> Iterator[None]:
 
     with (
         mock.patch.object(pipeline, "add_skellam_noise", skellam),
+        mock.patch.object(cell_sum, "add_skellam_noise", skellam),
         mock.patch.object(local_steps, "local_noise", gaussian),
     ):
         yield

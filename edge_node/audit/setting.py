@@ -14,9 +14,9 @@ from unittest import mock
 
 import numpy as np
 
-from edge_node.rounds import local_dp, plain_training, record_sums
+from edge_node.rounds import cell_counts, local_dp, plain_training, record_sums
 
-SECRET_USERS: tuple[ModuleType, ...] = (record_sums, local_dp, plain_training)
+SECRET_USERS: tuple[ModuleType, ...] = (record_sums, local_dp, plain_training, cell_counts)
 """The modules that draw the coins, the rounding and the noise seeds of updates."""
 
 

@@ -7,6 +7,7 @@ import pytest
 from edge_node.audit import dp, neighbours
 from edge_node.audit.canaries import check_all_records, check_local_updates, check_whole_sites
 from edge_node.audit.claims import check_plans
+from edge_node.audit.counts import check_counts
 from edge_node.audit.dp import REFUSED, Caught, DpReport, audit_dp
 from edge_node.audit.finding import Finding
 from edge_node.audit.mutants import MUTANTS, Mutant
@@ -54,6 +55,8 @@ NOTICED = [
     ("bare-metrics", check_shared_noise, "noise: metrics"),
     ("bare-metrics", check_local_noise, "noise: metrics"),
     ("actual-batch", check_batch_size, "neighbours: batch size"),
+    ("half-noise", check_counts, "noise: variance"),
+    ("seed-by-site", check_counts, "noise: independence"),
     ("oversampled", check_samples, "samples"),
 ]
 
