@@ -90,6 +90,7 @@ class Store:
                 self._set_meta("store_id", secrets.token_bytes(16))
                 self._set_meta("generation", (0).to_bytes(8, "big"))
                 self._set_meta("next_serial", (1).to_bytes(8, "big"))
+        self._drop_stray_updates()
         self.store_id = self._need("store_id")
         self.generation = int.from_bytes(self._need("generation"), "big")
         self._heads = dict(self._db.execute("SELECT dataset_id, head FROM budgets").fetchall())
@@ -102,6 +103,14 @@ class Store:
         self.instance_id = self._need("instance_id")
         if not reconcile:
             self._write_mirror()
+
+    def _drop_stray_updates(self) -> None:
+        """Remove files that a kill left without a slot: half written, or not yet unlinked."""
+        rows = self._db.execute("SELECT ctx FROM slots WHERE step = 2").fetchall()
+        kept = {self._update_path(ctx) for (ctx,) in rows}
+        for path in self._updates.iterdir():
+            if path not in kept:
+                path.unlink()
 
     def missing_steps(self) -> int:
         """Give how many durable steps the mirror has seen beyond this database; 0 if none."""
