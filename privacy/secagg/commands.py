@@ -195,6 +195,14 @@ class SiteBack:
     sender: Fingerprint
 
 
+@dataclass(frozen=True)
+class GiveUp:
+    """The attempt is not wanted any more, for instance because too few groups are left."""
+
+    reason: Reason
+    message: str
+
+
 # --- commands: aggregator ------------------------------------------------------------------------
 
 
@@ -259,6 +267,6 @@ class AbortAttempt:
     culprits: tuple[Fingerprint, ...]
 
 
-ServerLocalEvent = Start | Tick | UploadCompleted | SiteLost | SiteBack
+ServerLocalEvent = Start | Tick | UploadCompleted | SiteLost | SiteBack | GiveUp
 ServerEvent = SiteMessage | ServerLocalEvent
 ServerCommand = SendTo | FoldUpload | UnmaskSum | Publish | Blame | Accusation | AbortAttempt

@@ -20,6 +20,7 @@ from privacy.secagg.commands import (
     AggregatorMessage,
     Blame,
     FoldUpload,
+    GiveUp,
     Publish,
     SendTo,
     ServerCommand,
@@ -152,9 +153,8 @@ class ServerAttempt:
         match event:
             case Start():
                 return self._start(now_s)
-            case Tick():
-                late = self._deadline_s is not None and now_s >= self._deadline_s
-                return self._advance(now_s, late=True) if late else []
+            case Tick() | GiveUp():
+                return self._on_end_of_patience(event, now_s)
             case SiteLost():
                 self._alive.discard(self.cohort.index_of(event.sender))
                 return self._advance(now_s)
@@ -164,6 +164,12 @@ class ServerAttempt:
                 return self._on_upload(self.cohort.index_of(event.sender), event, now_s)
             case _:
                 return self._on_message(event, now_s)
+
+    def _on_end_of_patience(self, event: Tick | GiveUp, now_s: float) -> list[ServerCommand]:
+        if isinstance(event, GiveUp):
+            return [] if self.is_over else self._abort(event.reason, event.message)
+        late = self._deadline_s is not None and now_s >= self._deadline_s
+        return self._advance(now_s, late=True) if late else []
 
     # --- what sites send -------------------------------------------------------------------------
 

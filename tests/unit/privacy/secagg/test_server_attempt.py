@@ -310,3 +310,13 @@ def test_an_excluded_site_is_told_once(federation, server):
     assert federation.members[4] in [command.site for command in told]
     commands = server.handle(c.SiteLost(federation.members[0], Reason.TIMEOUT), NOW_S + 11.0)
     assert sent(commands, AbortRequest) == federation.members[1:4]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_an_attempt_that_is_given_up_aborts_at_any_step_and_tells_all(federation, server, step):
+    to_step(federation, server, step)
+    commands = server.handle(c.GiveUp(Reason.STOPPED, "too few groups are left"), NOW_S)
+    assert commands[0] == c.AbortAttempt(Reason.STOPPED, "too few groups are left", ())
+    assert len(sent(commands, AbortRequest)) == 5
+    assert server.phase is Phase.ABORTED
+    assert server.handle(c.GiveUp(Reason.STOPPED, "again"), NOW_S) == []
