@@ -27,6 +27,7 @@ class Reason(StrEnum):
     SUSPECT_MODEL = "suspect-model"
     WRONG_SHAPE = "wrong-shape"
     WRONG_DIGEST = "wrong-digest"
+    RING_WRAP = "ring-wrap"
     TIMEOUT = "timeout"
     TRAINER_FAILED = "trainer-failed"
     UNKNOWN_JOB = "unknown-job"
