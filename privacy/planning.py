@@ -70,7 +70,7 @@ def derive_encoding(
         z = _calibrated(terms, spec, rules, map_seed)
     plan = encoding_at(terms, spec, rules, map_seed, z)
     if plan.mode is Mode.SITE:
-        _check_signal(plan, rules)
+        _check_signal(plan, rules.members // terms.groups)
     return plan
 
 
@@ -275,18 +275,18 @@ def _times(event: Event, count: int) -> Event:
     return replace(event, steps=event.steps * count)
 
 
-def _check_signal(plan: EncodingPlan, rules: CohortRules) -> None:
-    """Refuse mode ``site`` where the noise would hide what the sites agree on.
+def _check_signal(plan: EncodingPlan, sites: int) -> None:
+    """Refuse mode ``site`` where the noise would hide what the sites of one sum agree on.
 
     Raises:
         UsageError: n/(z*sqrt(d)) is not above `MIN_SIGNAL`.
     """
-    signal = rules.members / (plan.noise_multiplier * math.sqrt(plan.length))
+    signal = sites / (plan.noise_multiplier * math.sqrt(plan.length))
     if not signal > MIN_SIGNAL:
         least = math.floor(MIN_SIGNAL * plan.noise_multiplier * math.sqrt(plan.length)) + 1
-        most = (rules.members / (MIN_SIGNAL * plan.noise_multiplier)) ** 2
+        most = (sites / (MIN_SIGNAL * plan.noise_multiplier)) ** 2
         raise UsageError(
-            f"mode 'site' would learn nothing: with n = {rules.members} sites, a noise multiplier"
+            f"mode 'site' would learn nothing: with n = {sites} sites in a sum, a noise multiplier"
             f" of z = {plan.noise_multiplier:.4g} and d = {plan.length} coordinates the signal is"
             f" n/(z*sqrt(d)) = {signal:.3g} of the noise, and must be above {MIN_SIGNAL}. Take at"
             f" least {least} sites, fewer than {most:.0f} coordinates ([compression] keep, or an"

@@ -36,6 +36,7 @@ class PrivacyTerms:
             ``expected_batch_size`` and ``signal_range`` are unused; 0 for other work.
         surplus_up_to: Survivors of a round in which nobody is lost, where noise that only fewer
             survivors would need is taken off the sum; 0 where all of it stays.
+        groups: Into how many a cohort falls, each with a sum and whole noise of its own.
     """
 
     mode: Mode
@@ -61,6 +62,7 @@ class PrivacyTerms:
     evaluation_rounds: int = 0
     evaluation_length: int = 0
     surplus_up_to: int = 0
+    groups: int = 1
 
     @property
     def exchanges(self) -> int:

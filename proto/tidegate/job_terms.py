@@ -80,6 +80,17 @@ def privacy_terms(job: JobFile) -> PrivacyTerms:
     return _terms(job)
 
 
+def most_of_site(job: JobFile) -> float:
+    """Give the most that one coordinate of a site's counts can be; 0 for work that counts nothing.
+
+    Every record adds 1 to a coordinate at most.
+    """
+    if not isinstance(job.work, Statistics | Trees | Evaluation):
+        return 0.0
+    privacy = job.privacy
+    return float(privacy.max_records) if isinstance(privacy, NoPrivacy | RecordPrivacy) else 0.0
+
+
 def counted_terms(terms: PrivacyTerms, job: JobFile, norm: float, most: float) -> PrivacyTerms:
     """Complete the terms of work that sums records as they are, by its public bounds.
 
@@ -118,6 +129,7 @@ def _terms(job: JobFile) -> PrivacyTerms:
         signal_range=job.compression.range,
         evaluation_rounds=evaluation_rounds,
         evaluation_length=evaluation_length,
+        groups=1 if job.robust is None else job.robust.groups,
     )
     if isinstance(privacy, NoPrivacy):
         return terms
@@ -128,7 +140,7 @@ def _terms(job: JobFile) -> PrivacyTerms:
         noise_multiplier=privacy.noise_multiplier,
     )
     if not isinstance(privacy, LocalPrivacy) and privacy.remove_surplus_noise:
-        terms = replace(terms, surplus_up_to=job.round.target_sites)
+        terms = replace(terms, surplus_up_to=job.round.target_sites // terms.groups)
     if isinstance(privacy, SitePrivacy):
         return replace(terms, rounding=Rounding.CONDITIONAL)
     terms = replace(

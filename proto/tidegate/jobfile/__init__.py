@@ -21,6 +21,12 @@ from tidegate.jobfile.privacy_kinds import (
     RecordPrivacy,
     SitePrivacy,
 )
+from tidegate.jobfile.robust_table import (
+    LEAST_GROUP_SITES,
+    LEAST_GROUPS,
+    Combine,
+    Robust,
+)
 from tidegate.jobfile.strategies import STRATEGIES
 from tidegate.jobfile.work_kinds import (
     SERVER_APP,
@@ -35,6 +41,8 @@ from tidegate.jobfile.work_kinds import (
 )
 
 __all__ = [
+    "LEAST_GROUPS",
+    "LEAST_GROUP_SITES",
     "MAX_BYTES",
     "MODES",
     "NONE",
@@ -45,6 +53,7 @@ __all__ = [
     "STRATEGIES",
     "STRATEGY",
     "BaseModel",
+    "Combine",
     "Compression",
     "Evaluation",
     "FlowerApp",
@@ -55,6 +64,7 @@ __all__ = [
     "Privacy",
     "PrivacyUnit",
     "RecordPrivacy",
+    "Robust",
     "RoundRules",
     "SitePrivacy",
     "Statistics",

@@ -24,6 +24,7 @@ from tidegate.jobfile.privacy_kinds import (
     RecordPrivacy,
 )
 from tidegate.jobfile.privacy_table import read_privacy
+from tidegate.jobfile.robust_table import Robust, read_robust
 from tidegate.jobfile.strategies import OPTIONS, STRATEGIES, check_strategy
 from tidegate.jobfile.work_kinds import (
     SERVER_APP,
@@ -61,6 +62,7 @@ _ALL_KEYS = (
     "compression",
     "strategy",
     "round",
+    "robust",
 )
 
 
@@ -126,6 +128,7 @@ class JobFile:
         compression: The shared map.
         strategy: The server optimiser; None where the work brings its own.
         round: Cohorts and deadlines.
+        robust: Groups whose means are combined; None where the cohort is one.
     """
 
     name: str
@@ -140,6 +143,7 @@ class JobFile:
     compression: Compression
     strategy: Strategy | None
     round: RoundRules
+    robust: Robust | None = None
 
     @property
     def task(self) -> Task | None:
@@ -198,6 +202,7 @@ class JobFile:
         _check_metrics(top, work, metrics, evaluation_metrics)
         privacy = read_privacy(top, work, metrics.length)
         local = _read_local(top, work, privacy.mode)
+        rules = _read_round(top)
         return cls(
             name=job.text("name", _NAME, _NAME_RULE),
             dataset=job.text("dataset", _DATASET, _DATASET_RULE),
@@ -210,7 +215,8 @@ class JobFile:
             evaluation_metrics=evaluation_metrics,
             compression=_read_compression(top, work),
             strategy=_read_strategy(top, work),
-            round=_read_round(top),
+            round=rules,
+            robust=read_robust(top, work, rules.target_sites),
         )
 
     @classmethod

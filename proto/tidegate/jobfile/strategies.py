@@ -47,7 +47,7 @@ _DISTANCES = "picks replies by their distances from each other, and single repli
 _ORDER = "takes an order statistic over single replies, which do not exist"
 _ROBUST = (
     "use FedAvg or FedAvgM: what one site can do to the mean is bounded by [privacy] clipping_norm,"
-    " which each site is held to before the sum"
+    " which each site is held to before the sum; [robust] takes the median over groups of sites"
 )
 _TREES = "joins trees that single sites send, which would show each site's data"
 _USE_TREES = "use a job with [trees]: boosted trees grown from secure sums of histograms"
