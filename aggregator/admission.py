@@ -7,7 +7,7 @@ the sealed manifest or within this aggregator's limits, so the operator hears of
 import secrets
 
 from aggregator.broadcast import ModelVersion, first_version
-from aggregator.cohort import CohortRule
+from aggregator.cohort import cohort_rule
 from aggregator.config import Limits
 from aggregator.jobs import Job
 from privacy.errors import PeerError, Reason, UsageError
@@ -116,11 +116,10 @@ def _check_app(file: JobFile, app: bytes, spec: VectorSpec, limits: Limits) -> N
 
 def _check_cohort(file: JobFile, manifest: Manifest) -> None:
     """Refuse a target that no cohort of this manifest can reach."""
-    rules = file.round
-    CohortRule(manifest.colluders, manifest.min_survivors, rules.target_sites, rules.deadline_s)
-    if rules.target_sites > len(manifest.members):
+    target = cohort_rule(file, manifest).target_sites
+    if target > len(manifest.members):
         raise UsageError(
-            f"[round] target_sites = {rules.target_sites} is more than the"
+            f"[round] target_sites = {target} is more than the"
             f" {len(manifest.members)} members of the sealed manifest: lower it"
         )
 

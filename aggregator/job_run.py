@@ -5,14 +5,15 @@ Its rounds are ``live_round``'s, one after the other, each asked for by the job'
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Container
 
 from aggregator.broadcast import ModelVersion
-from aggregator.cohort import CohortRule
+from aggregator.cohort import cohort_rule
 from aggregator.jobs import Job
 from aggregator.live_attempt import LiveAttempt, Surroundings
-from aggregator.live_round import LiveRound, RoundOrder, RoundOutcome
+from aggregator.live_round import LiveRound, RoundOrder
 from aggregator.participants import Participants
 from aggregator.progress import JobProgress
 from aggregator.round import RoundConfig
@@ -24,6 +25,7 @@ from aggregator.round_events import (
     SiteNotReady,
     SiteReady,
 )
+from aggregator.round_outcome import RoundOutcome
 from aggregator.sessions import SiteSession, frame_of
 from privacy.errors import PeerError, Reason
 from privacy.secagg.commands import UploadCompleted
@@ -44,6 +46,8 @@ from tidegate.messages import (
     SiteMessage,
 )
 
+_SEED_BYTES = 32
+
 
 class JobRun:
     """See the module."""
@@ -59,16 +63,12 @@ class JobRun:
         Raises:
             UsageError: The job asks for cohorts that the manifest does not allow.
         """
-        manifest = around.sealed.manifest
         self.job = job
         self.around = around
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._members = around.members
-        rules = job.file.round
-        self.rule = CohortRule(
-            manifest.colluders, manifest.min_survivors, rules.target_sites, rules.deadline_s
-        )
+        self.rule = cohort_rule(job.file, around.sealed.manifest)
         self.progress = JobProgress.from_json(job.progress, self._members.values())
         self.sites = Participants(
             self._members, self.rule, lambda site: around.sessions.get(site) is not None
@@ -161,6 +161,7 @@ class JobRun:
             self.rule,
             self.around.jobs.next_attempt(self.job.job_id, order.number),
             self.job.file.round.max_attempts,
+            secrets.token_bytes(_SEED_BYTES),
         )
         self._live = LiveRound(self, config, model, order)
         return await self._live.run([site for site in self.sites.here() if site not in passed_over])
@@ -170,6 +171,10 @@ class JobRun:
         self.progress.metrics = metrics
         self.progress.committed(round_number, time.time())
         self.changed()
+
+    def note_wraps(self, rate: float) -> None:
+        """Show how much of the newest sum is likely to have wrapped around its ring."""
+        self.progress.wrap_rate = rate
 
     def release(self, attempt: LiveAttempt) -> None:
         """Drop the uploads of an attempt once they are folded."""
@@ -238,10 +243,10 @@ class JobRun:
         """
         if self._live is None:
             raise PeerError(Reason.WRONG_CONTEXT, "an upload before the first round")
-        self._live.check_upload(ctx)
+        number = self._live.attempt_of(ctx)
         tally = self.progress.sites[self._members[site]]
         tally.epsilon = max(tally.epsilon, epsilon_spent)
-        self._feed(Exchanged(UploadCompleted(site, sha256)))
+        self._feed(Exchanged(number, UploadCompleted(site, sha256)))
 
     def bundles_arrived(self, site: Fingerprint) -> None:
         """Count a site as ready that only lacked a key bundle."""

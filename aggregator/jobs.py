@@ -28,6 +28,7 @@ from tidegate.requests import RoundRecord
 
 ATTEMPT_OPENED = "attempt-opened"
 ATTEMPT_ABORTED = "attempt-aborted"
+ATTEMPT_UNUSED = "attempt-unused"
 ROUND_COMMITTED = "round-committed"
 JOB_STATE = "job-state"
 
@@ -203,7 +204,12 @@ class JobStore:
         return int(last or 0) + 1
 
     def open_attempt(
-        self, job_id: str, where: tuple[int, int], cohort: dict[str, int], now_s: float
+        self,
+        job_id: str,
+        where: tuple[int, int],
+        cohort: dict[str, int],
+        now_s: float,
+        group: int = 0,
     ) -> None:
         """Make an attempt's number and cohort durable, before anybody hears of them.
 
@@ -212,14 +218,26 @@ class JobStore:
             where: Round and attempt.
             cohort: The serial of each site's bundle, by site id.
             now_s: Unix seconds.
+            group: From 1; 0 where the round's cohort is not in groups.
         """
-        entry = JournalEntry(job_id, *where, ATTEMPT_OPENED, _json({"cohort": cohort}))
+        facts: dict[str, object] = {"cohort": cohort, **({"group": group} if group else {})}
+        entry = JournalEntry(job_id, *where, ATTEMPT_OPENED, _json(facts))
         with self._store.transaction() as connection:
             self._store.write_journal(connection, entry, now_s)
 
-    def abort_attempt(self, job_id: str, where: tuple[int, int], why: str, now_s: float) -> None:
-        """Note that an attempt ended with nothing revealed."""
-        entry = JournalEntry(job_id, *where, ATTEMPT_ABORTED, _json({"why": why}))
+    def end_attempt(
+        self, job_id: str, where: tuple[int, int], end: tuple[str, str], now_s: float
+    ) -> None:
+        """Note that an attempt gives nothing to its round.
+
+        Args:
+            job_id: The job.
+            where: Round and attempt.
+            end: ``ATTEMPT_ABORTED``, with nothing revealed, or ``ATTEMPT_UNUSED``; and why.
+            now_s: Unix seconds.
+        """
+        kind, why = end
+        entry = JournalEntry(job_id, *where, kind, _json({"why": why}))
         with self._store.transaction() as connection:
             self._store.write_journal(connection, entry, now_s)
 
@@ -248,21 +266,7 @@ class JobStore:
             "exchange": done.checkpoint.exchange,
         }
         entry = JournalEntry(
-            job_id,
-            done.checkpoint.exchange,
-            done.attempt,
-            ROUND_COMMITTED,
-            _json(
-                {
-                    "purpose": done.purpose,
-                    "version": model.version,
-                    "survivors": done.survivors,
-                    "transcript_hash": done.transcript_hash.hex(),
-                    "metric_sums": done.metric_sums,
-                    "metrics": dict(done.metrics),
-                    "elapsed_s": round(done.elapsed_s, 3),
-                }
-            ),
+            job_id, done.checkpoint.exchange, done.attempt, ROUND_COMMITTED, _committed_facts(done)
         )
         change = {"elapsed_s": done.elapsed_s, "progress": done.progress}
         this = CHECKPOINTS.c.job_id == job_id
@@ -387,10 +391,32 @@ def _version_row(job_id: str, model: ModelVersion, transcript_hash: bytes) -> di
     }
 
 
+def _committed_facts(done: CommittedRound) -> bytes:
+    facts: dict[str, object] = {
+        "purpose": done.purpose,
+        "version": done.checkpoint.model.version,
+        "survivors": done.survivors,
+        "transcript_hash": done.transcript_hash.hex(),
+        "metric_sums": done.metric_sums,
+        "metrics": dict(done.metrics),
+        "elapsed_s": round(done.elapsed_s, 3),
+        "wrap_rate": done.wrap_rate,
+    }
+    if len(done.groups) > 1:
+        facts["groups"] = dict(done.groups)
+    return _json(facts)
+
+
 def _round_record(number: int, attempt: int, payload: bytes) -> RoundRecord:
     facts = json.loads(payload)
     return RoundRecord(
-        number, attempt, len(facts["survivors"]), facts["elapsed_s"], facts["metrics"]
+        number,
+        attempt,
+        len(facts["survivors"]),
+        facts["elapsed_s"],
+        facts["metrics"],
+        groups=len(facts.get("groups", ())),
+        wrap_rate=facts["wrap_rate"],
     )
 
 

@@ -104,11 +104,19 @@ class LiveAttempt:
 
 @dataclass(frozen=True)
 class AttemptPlace:
-    """Which attempt of a job it is: its exchange's number, its own from 1, and the purpose."""
+    """Which attempt of a job it is.
+
+    Attributes:
+        round: Its exchange's number.
+        attempt: Its own from 1; no two attempts of a round share one, groups or not (ADR 14).
+        purpose: What the exchange is for.
+        group: From 1; 0 where the cohort is not in groups.
+    """
 
     round: int
     attempt: int
     purpose: str
+    group: int = 0
 
 
 def open_attempt(
@@ -167,7 +175,8 @@ def open_attempt(
     )
     machine = ServerAttempt(config)
     serials = {around.members[signed.bundle.site]: signed.bundle.serial for signed in drawn}
-    around.jobs.open_attempt(job.job_id, (where.round, where.attempt), serials, now_s)
+    place = (where.round, where.attempt)
+    around.jobs.open_attempt(job.job_id, place, serials, now_s, where.group)
     fold = Fold(plan.length, plan.bits, around.device)
     members = {signed.bundle.site: around.members[signed.bundle.site] for signed in drawn}
     attempt = LiveAttempt(where.attempt, context.digest(), members, fold)

@@ -8,13 +8,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from aggregator.broadcast import ModelVersion
-from aggregator.jobs import Job
+from aggregator.jobs import ATTEMPT_ABORTED, ATTEMPT_UNUSED, Job
 from aggregator.live_attempt import AttemptPlace, LiveAttempt, Surroundings, open_attempt
 from aggregator.log import LOGGER
 from aggregator.participants import Participants
@@ -23,17 +23,21 @@ from aggregator.round import Round, RoundConfig, SiteState
 from aggregator.round_events import (
     AttemptOpened,
     AttemptOver,
+    AttemptUnused,
     DeadlinePassed,
     Exchange,
     Exchanged,
     OpenAttempt,
     RoundCommand,
     RoundDone,
+    RoundEnd,
     RoundEvent,
     RoundFailed,
     SiteLeft,
+    SumOpened,
     Train,
 )
+from aggregator.round_outcome import OpenedAttempt, RoundOutcome
 from aggregator.secure_rounds import TRAINING, Instruction
 from aggregator.sessions import frame_of
 from privacy.errors import PeerError, Reason, UsageError
@@ -74,25 +78,6 @@ class RoundOrder:
     number: int
     shown: int
     instruction: Instruction = TRAINING
-
-
-@dataclass(frozen=True)
-class RoundOutcome:
-    """A finished round, for the job's thread.
-
-    Attributes:
-        attempt: Its accumulator and mask terms; folds may still be running.
-        survivors: Site ids in the sum.
-        transcript_hash: Of the attempt.
-        progress: JSON as of this round.
-        elapsed_s: The job's running time so far.
-    """
-
-    attempt: LiveAttempt
-    survivors: tuple[str, ...]
-    transcript_hash: bytes
-    progress: bytes = field(repr=False)
-    elapsed_s: float
 
 
 class RoundHost(Protocol):
@@ -155,7 +140,7 @@ class LiveRound:
         )
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[RoundOutcome] = self._loop.create_future()
-        self._attempt: LiveAttempt | None = None
+        self._attempts: dict[int, LiveAttempt] = {}
         self._opened = 1  # the number of an exchange's first attempt
         self._events: deque[RoundEvent] = deque()
         self._busy = False
@@ -174,17 +159,16 @@ class LiveRound:
         return await self._outcome
 
     def stop(self, why: PeerError) -> None:
-        """Do nothing more, and wake who waits for the sum; an attempt is left to ``close``."""
+        """Do nothing more, and wake who waits for the sum; attempts are left to ``close``."""
         self._stopped = True
         self._disarm()
         if not self._outcome.done():
             self._outcome.set_exception(why)
 
     def close(self) -> None:
-        """Drop what has arrived for a running attempt."""
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
-            attempt.give_up(self._around.spool)
+        """Drop what has arrived for attempts that are not done."""
+        for number in list(self._attempts):
+            self._attempts.pop(number).give_up(self._around.spool)
 
     def is_at(self, round_number: int, version: int | None = None) -> bool:
         """Say whether this round goes on, has this number and, if given, trains from a version."""
@@ -199,23 +183,32 @@ class LiveRound:
         Raises:
             PeerError: WRONG_CONTEXT, the attempt is over.
         """
-        current = self._attempt is not None and self._attempt.ctx == message.ctx
+        number = self._number_of(message.ctx)
         match message:
             case AttemptFailed(_, reason, detail):
-                if current:
+                if number is not None:
                     self._host.say(f"{self._members[site]} left the attempt: {reason}: {detail}")
-                    self.feed(Exchanged(SiteLost(site, Reason(reason))))
-            case AbortSignature() if not current:
+                    self.feed(Exchanged(number, SiteLost(site, Reason(reason))))
+            case AbortSignature() if number is None:
                 pass  # the answer to an AbortRequest, after the attempt is over
             case _:
-                if not current:
+                if number is None:
                     raise PeerError(Reason.WRONG_CONTEXT, "a frame of an attempt that is over")
-                self.feed(Exchanged(message))
+                self.feed(Exchanged(number, message))
 
-    def check_upload(self, ctx: bytes) -> None:
-        """Refuse an upload for another attempt than the running one: WRONG_CONTEXT."""
-        if self._attempt is None or self._attempt.ctx != ctx:
+    def attempt_of(self, ctx: bytes) -> int:
+        """Return the number of the running attempt that an upload is for.
+
+        Raises:
+            PeerError: WRONG_CONTEXT, there is none.
+        """
+        number = self._number_of(ctx)
+        if number is None:
             raise PeerError(Reason.WRONG_CONTEXT, "an upload for an attempt that is over")
+        return number
+
+    def _number_of(self, ctx: bytes) -> int | None:
+        return next((n for n, attempt in self._attempts.items() if attempt.ctx == ctx), None)
 
     def feed(self, event: RoundEvent) -> None:
         """Give the round an event, and all that follow from it; one at a time."""
@@ -252,9 +245,11 @@ class LiveRound:
         if not self._stopped:
             progress = self._host.progress
             progress.stalled = self._round.waiting_for()
+            groups = self._round.groups()
             for site, (state, why) in self._round.states().items():
                 tally = progress.sites[self._members[site]]
                 tally.state, tally.detail = str(state), why
+                tally.group = groups.get(site, 0)
         self._host.changed()
 
     def _on_deadline(self) -> None:
@@ -276,26 +271,35 @@ class LiveRound:
                         self._host.sites.lack_bundle.discard(site)
                         if not self._host.send_frame(site, self._train_frame):
                             self._events.append(SiteLeft(site, Reason.TIMEOUT))
-                case OpenAttempt(attempt, cohort):
-                    self._events.append(AttemptOpened(self._open_attempt(attempt, cohort)))
-                case Exchange(inner):
-                    self._exchange(inner)
-                case AttemptOver(attempt, reason, message):
-                    self._abort_attempt(attempt, f"{reason}: {message}")
-                case RoundDone():
-                    self._finish(command)
-                case RoundFailed(reason, message):
-                    self._host.fail(PeerError(reason, message))
+                case OpenAttempt(attempt):
+                    self._events.append(AttemptOpened(attempt, self._open_attempt(command)))
+                case Exchange(attempt, inner):
+                    self._exchange(attempt, inner)
+                case _:
+                    self._end(command)
 
-    def _exchange(self, command: ServerCommand) -> None:
-        attempt = self._attempt
+    def _end(self, command: RoundEnd) -> None:
+        match command:
+            case AttemptOver(attempt, reason, message):
+                self._abort_attempt(attempt, f"{reason}: {message}")
+            case AttemptUnused(attempt):
+                self._end_attempt(attempt, ATTEMPT_UNUSED, "too few groups opened")
+            case SumOpened():
+                self._tell_result(command)
+            case RoundDone():
+                self._finish(command)
+            case RoundFailed(reason, message):
+                self._host.fail(PeerError(reason, message))
+
+    def _exchange(self, number: int, command: ServerCommand) -> None:
+        attempt = self._attempts.get(number)
         if attempt is None:
             return
         match command:
             case SendTo(site, message):
-                # The result goes out in ``_finish``, with the survivors.
+                # The result goes out in ``_tell_result``, with the survivors.
                 if not isinstance(message, Published) and not self._send(site, message):
-                    self._events.append(Exchanged(SiteLost(site, Reason.TIMEOUT)))
+                    self._events.append(Exchanged(number, SiteLost(site, Reason.TIMEOUT)))
             case FoldUpload(sender):
                 attempt.add(sender, self._around)
             case UnmaskSum(terms, surplus_seeds):
@@ -310,58 +314,82 @@ class LiveRound:
             case _:
                 pass
 
-    def _open_attempt(self, number: int, cohort: tuple[Fingerprint, ...]) -> ServerAttempt:
-        where = AttemptPlace(self.number, number, self._order.instruction.purpose)
-        self._say_who_is_late(len(cohort))
-        # Numbers go on after a restart: what it cut off is counted too.
-        self._host.progress.attempts_repeated += number - self._opened
-        self._opened = number
-        self._attempt, machine = open_attempt(
-            self._around, self._host.job, self.model, where, cohort, time.time()
+    def _open_attempt(self, command: OpenAttempt) -> ServerAttempt:
+        where = AttemptPlace(
+            self.number, command.attempt, self._order.instruction.purpose, command.group
+        )
+        if command.group <= 1:
+            self._begin_try(command.attempt)
+        self._attempts[command.attempt], machine = open_attempt(
+            self._around, self._host.job, self.model, where, command.cohort, time.time()
         )
         return machine
 
-    def _say_who_is_late(self, cohort: int) -> None:
+    def _begin_try(self, number: int) -> None:
+        """Count a try at the round, however many groups it has: a site is in one of them."""
+        self._say_who_is_late()
+        # Numbers go on after a restart: what it cut off is counted too.
+        each = self._round.config.rule.groups.count
+        self._host.progress.attempts_repeated += -(-(number - self._opened) // each)
+        self._opened = number
+
+    def _say_who_is_late(self) -> None:
         """Name the sites that a cohort below its target goes on without."""
         rule, states = self._round.config.rule, self._round.states()
         late = [site for site, (state, _) in states.items() if state is SiteState.TRAINING]
+        cohort = sum(state is SiteState.IN_COHORT for state, _ in states.values())
         if late and cohort < rule.target_sites:
             names = ", ".join(sorted(self._members[site] for site in late))
             after = f"still training after {rule.deadline_s:g} s"
             self._host.say(f"round {self.number} goes on without {names}: {after}")
 
-    def _finish(self, done: RoundDone) -> None:
-        """Give the sites the result, and the sum to who waits for it."""
-        attempt, progress = self._attempt, self._host.progress
-        if attempt is None:
-            raise RuntimeError("a round ended that had no attempt")
-        names = tuple(self._members[site] for site in done.survivors)
-        indices = attempt.indices(done.survivors)
-        result = frame_of(AttemptResult(attempt.ctx, done.transcript_hash, indices))
+    def _tell_result(self, opened: SumOpened) -> None:
+        """Give an attempt's sites its result."""
+        attempt = self._attempts[opened.attempt]
+        indices = attempt.indices(opened.survivors)
+        result = frame_of(AttemptResult(attempt.ctx, opened.transcript_hash, indices))
         for site in attempt.members:
             self._host.send_frame(site, result)
-            tally = progress.sites[self._members[site]]
-            if site in done.survivors:
-                tally.rounds_in += 1
-            else:
-                tally.dropped += 1
-                why = self._round.states()[site][1]
-                self._host.say(f"round {self.number}: {self._members[site]} dropped out: {why}")
-        self._attempt = None
+
+    def _finish(self, done: RoundDone) -> None:
+        """Count each site's part, and give the sums to who waits for them."""
+        progress = self._host.progress
+        opened = []
+        for sum_ in done.opened:
+            attempt = self._attempts.pop(sum_.attempt)
+            names = tuple(self._members[site] for site in sum_.survivors)
+            opened.append(OpenedAttempt(attempt, names, sum_.transcript_hash))
+            for site in attempt.members:
+                if site in sum_.survivors:
+                    progress.sites[self._members[site]].rounds_in += 1
+                else:
+                    self._count_dropped(site, self._round.states()[site][1])
+        in_sums = {site for one in opened for site in one.attempt.members}
+        for site in self._round.groups().keys() - in_sums:
+            self._count_dropped(site, "its group's attempt failed")
         progress.round = self._order.shown
-        outcome = RoundOutcome(
-            attempt, names, done.transcript_hash, progress.to_json(), self._host.elapsed_s
-        )
+        outcome = RoundOutcome(tuple(opened), done.cohort, progress.to_json(), self._host.elapsed_s)
         if not self._outcome.done():
             self._outcome.set_result(outcome)
+
+    def _count_dropped(self, site: Fingerprint, why: str) -> None:
+        self._host.progress.sites[self._members[site]].dropped += 1
+        self._host.say(f"round {self.number}: {self._members[site]} dropped out: {why}")
 
     def _abort_attempt(self, number: int, why: str) -> None:
         job_id = self._host.job.job_id
         self._host.say(f"round {self.number}, attempt {number}: aborted: {why}")
         LOGGER.warning("job %s round %d attempt %d aborted: %s", job_id, self.number, number, why)
         self._host.progress.attempts_aborted += 1
-        self.close()
-        self._around.jobs.abort_attempt(job_id, (self.number, number), why, time.time())
+        self._end_attempt(number, ATTEMPT_ABORTED, why)
+
+    def _end_attempt(self, number: int, how: str, why: str) -> None:
+        """Let go of an attempt that gives nothing to the round."""
+        attempt = self._attempts.pop(number, None)
+        if attempt is not None:
+            attempt.give_up(self._around.spool)
+        where = (self.number, number)
+        self._around.jobs.end_attempt(self._host.job.job_id, where, (how, why), time.time())
 
     def _send(self, site: Fingerprint, message: AggregatorMessage) -> bool:
         """Send a message, serialised once for all sites that get the same one."""

@@ -1,4 +1,7 @@
-"""Stages 10 and 11 for a job: take the masks off a round's sum and decode it.
+"""Stages 10 and 11 for a job: take the masks off a round's sums, see that they fit, decode them.
+
+A round in groups has a sum for each: their means are combined, and nothing of one group alone goes
+on to the model.
 
 Shapes: U = coordinates of the update vector, M = metric coordinates.
 """
@@ -9,35 +12,76 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.combine import combine
 from aggregator.jobs import Job
-from aggregator.live_round import RoundOutcome
+from aggregator.round_outcome import OpenedAttempt, RoundOutcome
 from aggregator.secure_rounds import SecureMean
 from aggregator.unmask import Surplus, unmask
 from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
 from privacy.metrics import MetricAverager, summarise
+from privacy.pipeline import EncodingPlan
 from privacy.planning import encoding_for_version
+from privacy.wrap import SumBounds, WrapReading, read_wrap
+from tidegate.job_terms import most_of_site
 from tidegate.jobfile import FlowerApp
+
+Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """What a round's sum holds.
+    """What a round's sum, or the sums of its groups, hold.
 
     Attributes:
         mean: For whoever makes the next model.
         metric_sums: Noised sums of the raw metric blocks, for averages after a restart; empty where
             none are averaged.
+        wraps: By attempt, what each sum shows of wrapping.
+        left_out: Attempts whose sums have certainly wrapped; their groups are left out.
     """
 
     mean: SecureMean = field(repr=False)
     metric_sums: tuple[float, ...]
+    wraps: tuple[tuple[int, WrapReading], ...]
+    left_out: tuple[int, ...]
+
+    @property
+    def wrap_rate(self) -> float:
+        """Return the estimated share of wrapped coordinates of the worst sum that is used."""
+        used = [wrap.rate for number, wrap in self.wraps if number not in self.left_out]
+        return max(used, default=0.0)
+
+
+def wrap_lines(exchange: int, opened: OpenedSum) -> list[str]:
+    """Say for the job's log which sums have wrapped, or are about to."""
+    lines = []
+    for number, wrap in opened.wraps:
+        where = f"round {exchange}, attempt {number}: about {wrap.rate:.1e} of the coordinates"
+        if number in opened.left_out:
+            lines.append(f"{where} wrapped around the ring: its group is left out")
+        elif wrap.is_high:
+            more = "raise [compression] range or lower clipping_norm"
+            lines.append(f"{where} may have wrapped around the ring: {more}")
+    return lines
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One sum, decoded."""
+
+    number: int
+    wrap: WrapReading
+    divisor: float
+    gradient_D: Vector = field(repr=False)
+    metric_sums_M: Vector = field(repr=False)
+    noise_std: float
 
 
 def open_sum(
     job: Job, outcome: RoundOutcome, version: int, purpose: str, averager: MetricAverager
 ) -> OpenedSum:
-    """Decode the sum of a finished round; its folds are done.
+    """Decode the sums of a finished round; their folds are done.
 
     Args:
         job: The job.
@@ -48,30 +92,92 @@ def open_sum(
             Flower app's are given as they are: its strategy counts on them.
 
     Raises:
-        PeerError: The sum does not fit the job.
+        PeerError: A sum does not fit the job; RING_WRAP: it has certainly wrapped, or too few
+            groups are left without those whose sums have.
     """
-    attempt = outcome.attempt
-    file, plan = job.file, job.plan_for(purpose)
+    plan = encoding_for_version(job.plan_for(purpose), version)
+    groups = [_open(job, one, plan, outcome) for one in outcome.opened]
+    whole = _joined(job, groups)
+    wraps = tuple((group.number, group.wrap) for group in groups)
+    left_out = tuple(number for number, wrap in wraps if wrap.is_certain)
+    mean, metric_sums = _read(job, plan, purpose, whole, averager)
+    return OpenedSum(mean, metric_sums, wraps, left_out)
+
+
+def _open(job: Job, one: OpenedAttempt, plan: EncodingPlan, outcome: RoundOutcome) -> _Group:
+    attempt = one.attempt
     surplus = Surplus(plan.noise_share, attempt.surplus_seeds)
     opened = unmask(attempt.fold.finish(), attempt.terms, surplus.parts)
-    if opened.updates != len(outcome.survivors):
+    if opened.updates != len(one.survivors):
         raise PeerError(Reason.INTERNAL, "the sum is not of the survivor set")
-    divisor = file.divisor(opened.updates)
-    decoded = decode_sum(encoding_for_version(plan, version), opened.values_d, divisor)
-    noise_std = math.sqrt(surplus.variance_left(opened.updates)) / (plan.scale * divisor)
-    if plan is not job.plan:  # an evaluation's metrics are the vector
-        layout = file.evaluation_metrics
-        sums_M = decoded.gradient_D * (divisor / layout.coordinate_scale(plan.clip_gradient))
-        return OpenedSum(SecureMean(np.zeros(0), summarise(layout, sums_M, divisor), noise_std), ())
-    if not plan.metrics_length:
-        return OpenedSum(SecureMean(decoded.gradient_D, {}, noise_std), ())
-    layout = file.metrics
-    counts_M: NDArray[np.float64] = decoded.metric_sums_M / layout.coordinate_scale(
-        file.privacy.metrics_norm
+    share = len(attempt.members) / outcome.cohort
+    divisor = job.file.divisor(opened.updates, share)
+    noise = float(surplus.variance_left(opened.updates))
+    bounds = SumBounds.of(plan, opened.updates, noise, divisor, most_of_site(job.file))
+    wrap = read_wrap(opened.values_d, plan.bits, bounds)
+    decoded = decode_sum(plan, opened.values_d, divisor)
+    noise_std = math.sqrt(noise) / (plan.scale * divisor)
+    return _Group(
+        attempt.number, wrap, divisor, decoded.gradient_D, decoded.metric_sums_M, noise_std
     )
+
+
+def _joined(job: Job, groups: list[_Group]) -> _Group:
+    """Give the one sum, or what the groups' sums combine to."""
+    sound = [group for group in groups if not group.wrap.is_certain]
+    robust = job.file.robust
+    if robust is None:
+        if not sound:
+            raise _wrapped(groups, 1)
+        return sound[0]
+    if len(sound) < robust.least_groups:
+        raise _wrapped(groups, robust.least_groups)
+    divisor = sum(group.divisor for group in sound)
+    # Metrics are combined as means too, and given as the sum over all that those means imply.
+    metrics_M = combine([group.metric_sums_M / group.divisor for group in sound], robust)
+    return _Group(
+        number=sound[-1].number,
+        wrap=max((group.wrap for group in sound), key=lambda wrap: wrap.rate),
+        divisor=divisor,
+        gradient_D=combine([group.gradient_D for group in sound], robust),
+        metric_sums_M=metrics_M * divisor,
+        noise_std=max(group.noise_std for group in sound),
+    )
+
+
+def _read(
+    job: Job, plan: EncodingPlan, purpose: str, whole: _Group, averager: MetricAverager
+) -> tuple[SecureMean, tuple[float, ...]]:
+    file, divisor, noise_std = job.file, whole.divisor, whole.noise_std
+    if job.plan_for(purpose) is not job.plan:  # an evaluation's metrics are the vector
+        layout = file.evaluation_metrics
+        sums_M = whole.gradient_D * (divisor / layout.coordinate_scale(plan.clip_gradient))
+        return SecureMean(np.zeros(0), summarise(layout, sums_M, divisor), noise_std), ()
+    if not plan.metrics_length:
+        return SecureMean(whole.gradient_D, {}, noise_std), ()
+    layout = file.metrics
+    counts_M = whole.metric_sums_M / layout.coordinate_scale(file.privacy.metrics_norm)
     if isinstance(file.work, FlowerApp):
         metrics = summarise(layout, counts_M, divisor)
-        return OpenedSum(SecureMean(decoded.gradient_D, metrics, noise_std), ())
+        return SecureMean(whole.gradient_D, metrics, noise_std), ()
     averager.add(counts_M)
-    mean = SecureMean(decoded.gradient_D, averager.values(divisor), noise_std)
-    return OpenedSum(mean, tuple(counts_M.tolist()))
+    mean = SecureMean(whole.gradient_D, averager.values(divisor), noise_std)
+    return mean, tuple(counts_M.tolist())
+
+
+def _wrapped(groups: list[_Group], needed: int) -> PeerError:
+    """Say that sums cannot be used, and what to do: the job stops, for each try would be charged.
+
+    What made them wrap does so again, and a site's budget is spent each time.
+    """
+    found = [group.wrap for group in groups if group.wrap.is_certain]
+    which = "the sum has" if needed == 1 else f"{len(found)} of {len(groups)} groups' sums have"
+    worst = max(found, key=lambda wrap: wrap.at_edge - wrap.most)
+    return PeerError(
+        Reason.RING_WRAP,
+        f"{which} wrapped around the ring, so nothing of it was applied: {worst.at_edge}"
+        f" coordinates lie in the ring's outermost eighth, and an honest sum leaves {worst.most}"
+        " there at most. Raise [compression] range (more bits a coordinate), or lower [privacy]"
+        " clipping_norm (a smaller range); if the job's numbers are right, a site sent what no"
+        " honest site sends: [robust] passes its group over",
+    )

@@ -265,6 +265,8 @@ class OperatorService:
             person_sites=person.sites,
             epsilon_one_site=person.one_site,
             epsilon_person=person.all_sites,
+            groups=0 if job.file.robust is None else job.file.robust.groups,
+            wrap_rate=progress.wrap_rate,
         )
         return convert.job_status_to_wire(status)
 

@@ -30,6 +30,7 @@ class SiteTally:
         dropped: Rounds that it began and that finished without it.
         state: What it does now (``round.SiteState``).
         detail: Why, where there is something to say.
+        group: The group that it is or was last in, from 1; 0 where cohorts are not in groups.
     """
 
     epsilon: float = 0.0
@@ -42,6 +43,7 @@ class SiteTally:
     dropped: int = 0
     state: str = "absent"
     detail: str = ""
+    group: int = 0
 
 
 @dataclass
@@ -61,6 +63,7 @@ class JobProgress:
     stalled: str = ""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
     past_rate: float = 0.0
+    wrap_rate: float = 0.0
     _committed_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_ROUNDS))
 
     @classmethod
@@ -74,6 +77,7 @@ class JobProgress:
             attempts_repeated=kept.get("attempts_repeated", 0),
             metrics=kept.get("metrics", {}),
             past_rate=kept.get("rounds_per_s", 0.0),
+            wrap_rate=kept.get("wrap_rate", 0.0),
             sites={name: SiteTally(**tallies.get(name, {})) for name in site_ids},
         )
         progress.log.extend(kept.get("log", ()))
@@ -88,6 +92,7 @@ class JobProgress:
                 "attempts_repeated": self.attempts_repeated,
                 "metrics": self.metrics,
                 "rounds_per_s": self.rounds_per_s(),
+                "wrap_rate": self.wrap_rate,
                 "sites": {name: asdict(tally) for name, tally in self.sites.items()},
                 "log": list(self.log)[-20:],
             },

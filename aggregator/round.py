@@ -1,23 +1,29 @@
 """One round at the aggregator: a state machine without I/O, clock or randomness.
 
-    GATHER  --enough sites ready-->  OPENING  --attempt durable-->  EXCHANGE  --published-->  OVER
-      ^                                                                |
-      +------------------------------ aborted -------------------------+
+    GATHER  --enough sites ready-->  OPENING  --attempts durable-->  EXCHANGE  --published-->  OVER
+      ^                                                                 |
+      +------------------------------ aborted --------------------------+
 
 Sites train first and say when they are ready; out of the ready ones a cohort is cut, and only that
 cohort runs the secure exchange (``privacy.secagg.server.ServerAttempt``, wrapped here). An abort
 reveals nothing: the round gathers again, for the same model version, under a higher attempt number.
 A site that left comes back by joining. Tries are capped; what a round waits for is said in words.
+
+Where the rule asks for groups, each try draws its cohort into groups anew, and each group is an
+attempt with a number of its own: what holds for an attempt holds for every group by itself. A
+group that fails leaves the round to the others while enough can open; else all are tried again.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from aggregator.cohort import CohortRule, may_cut
+from aggregator.cohort import CohortRule, draw_groups, may_cut
+from aggregator.group_attempt import GroupAttempt
 from aggregator.round_events import (
     AttemptOpened,
     AttemptOver,
+    AttemptUnused,
     DeadlinePassed,
     Exchange,
     Exchanged,
@@ -30,13 +36,14 @@ from aggregator.round_events import (
     SiteLeft,
     SiteNotReady,
     SiteReady,
+    SumOpened,
     Train,
 )
 from privacy.errors import Reason
 from privacy.secagg.commands import (
     AbortAttempt,
     Blame,
-    Publish,
+    GiveUp,
     ServerEvent,
     SiteBack,
     SiteLost,
@@ -44,7 +51,6 @@ from privacy.secagg.commands import (
     Tick,
 )
 from privacy.secagg.messages import Fingerprint
-from privacy.secagg.server import ServerAttempt
 
 
 class Phase(StrEnum):
@@ -81,13 +87,15 @@ class RoundConfig:
         round: From 1.
         rule: When a cohort is cut.
         first_attempt: Number of the next attempt; higher than all that were made durable before.
-        max_tries: Attempts and fruitless gatherings after which the job gives up.
+        max_tries: Tries and fruitless gatherings after which the job gives up.
+        seed: 32 random bytes, fresh for the round: groups are drawn by it.
     """
 
     round: int
     rule: CohortRule
     first_attempt: int
     max_tries: int
+    seed: bytes = field(default=b"", repr=False)
 
 
 @dataclass
@@ -108,7 +116,7 @@ class Round:
     names: dict[Fingerprint, str]
     phase: Phase = Phase.GATHER
     _sites: dict[Fingerprint, _Site] = field(default_factory=dict)
-    _attempt: ServerAttempt | None = None
+    _groups: dict[int, GroupAttempt] = field(default_factory=dict)
     _number: int = 0
     _tries: int = 0
     _deadline_s: float | None = None
@@ -129,6 +137,16 @@ class Round:
         """Return each site's state and, where there is one, the reason in words."""
         return {name: (site.state, site.why) for name, site in self._sites.items()}
 
+    def groups(self) -> dict[Fingerprint, int]:
+        """Return each site's group in this try, from 1; nothing where the cohort is not in groups.
+
+        Those of the try that ended the round stay.
+        """
+        if self.config.rule.groups.count == 1:
+            return {}
+        tried = enumerate(self._groups.values(), start=1)
+        return {site: index for index, group in tried for site in group.sites}
+
     def waiting_for(self) -> str:
         """Say in words what a round that gathers waits for; empty where it does not."""
         if self.phase is not Phase.GATHER:
@@ -148,11 +166,12 @@ class Round:
 
     def next_deadline_s(self) -> float | None:
         """Return when to send ``DeadlinePassed`` if nothing comes; None if never."""
-        if self.phase is Phase.EXCHANGE and self._attempt is not None:
-            return self._attempt.next_deadline_s()
-        if self.phase is not Phase.GATHER:
+        if self.phase is Phase.EXCHANGE:
+            due = [group.deadline_s for group in self._groups.values()]
+        elif self.phase is Phase.GATHER:
+            due = [self._pause_until_s, None if self._late else self._deadline_s]
+        else:
             return None
-        due = [self._pause_until_s, None if self._late else self._deadline_s]
         return min((time_s for time_s in due if time_s is not None), default=None)
 
     def handle(self, event: RoundEvent, now_s: float) -> list[RoundCommand]:
@@ -173,12 +192,10 @@ class Round:
                 commands = self._ready(site, now_s)
             case SiteNotReady():
                 commands = self._not_ready(event, now_s)
-            case AttemptOpened(attempt):
-                self._attempt = attempt
-                self.phase = Phase.EXCHANGE
-                commands = self._exchange(Start(), now_s) + self._lose_absent(now_s)
-            case Exchanged(inner):
-                commands = self._exchange(inner, now_s)
+            case AttemptOpened():
+                commands = self._opened(event, now_s)
+            case Exchanged(attempt, inner):
+                commands = self._exchange(self._groups.get(attempt), inner, now_s)
             case DeadlinePassed():
                 commands = self._deadline(now_s)
         return commands
@@ -187,7 +204,7 @@ class Round:
 
     def _gather(self, now_s: float) -> list[RoundCommand]:
         self.phase = Phase.GATHER
-        self._attempt = None
+        self._groups = {}
         self._cohort = frozenset()
         self._late = False
         self._deadline_s = now_s + self.config.rule.deadline_s
@@ -210,7 +227,8 @@ class Round:
             return []
         if self.phase is not Phase.GATHER and site in self._cohort:
             self._sites[site].state = SiteState.IN_COHORT
-            return self._exchange(SiteBack(site), now_s)  # nothing while the attempt is opening
+            back = SiteBack(site)  # nothing while the attempt is opening
+            return self._exchange(self._group_of(site), back, now_s)
         self._sites[site] = _Site(SiteState.TRAINING, caught=known is not None and known.caught)
         return [Train((site,))]
 
@@ -221,7 +239,7 @@ class Round:
         if not known.final:
             known.state, known.why = SiteState.ABSENT, str(reason)
         if self.phase is Phase.EXCHANGE and site in self._cohort:
-            return self._exchange(SiteLost(site, reason), now_s)
+            return self._exchange(self._group_of(site), SiteLost(site, reason), now_s)
         return self._cut(now_s)
 
     def _ready(self, site: Fingerprint, now_s: float) -> list[RoundCommand]:
@@ -240,7 +258,8 @@ class Round:
         known.final = known.final or event.final
         self._last_failure = f"{self._name(event.site)}: {event.why}"
         if self.phase is Phase.EXCHANGE and event.site in self._cohort:
-            return self._exchange(SiteLost(event.site, Reason.TRAINER_FAILED), now_s)
+            lost = SiteLost(event.site, Reason.TRAINER_FAILED)
+            return self._exchange(self._group_of(event.site), lost, now_s)
         return self._cut(now_s)
 
     def _cut(self, now_s: float) -> list[RoundCommand]:
@@ -251,14 +270,7 @@ class Round:
         if may_cut(ready, training, self.config.rule, late=self._late):
             if self._pause_until_s is not None and ready == self._aborted_cohort:
                 return []
-            self._pause_until_s = None
-            self.phase = Phase.OPENING
-            self._number += 1
-            self._tries += 1
-            self._cohort = frozenset(ready)
-            for site in ready:
-                self._sites[site].state = SiteState.IN_COHORT
-            return [OpenAttempt(self._number, tuple(sorted(ready)))]
+            return self._open(ready)
         refused = {n for n in self._in(SiteState.REFUSED) if not self._sites[n].final}
         here = len(ready) + len(refused)
         if training or not refused or here < self.config.rule.min_sites:
@@ -269,59 +281,102 @@ class Round:
             return self._fail(Reason.TRAINER_FAILED, self._last_failure)
         return self._gather(now_s)
 
+    def _open(self, ready: set[Fingerprint]) -> list[RoundCommand]:
+        """Ask for an attempt of the cohort, or one for each group that it is drawn into."""
+        self._pause_until_s = None
+        self.phase = Phase.OPENING
+        self._tries += 1
+        self._cohort = frozenset(ready)
+        for site in ready:
+            self._sites[site].state = SiteState.IN_COHORT
+        count = self.config.rule.groups.count
+        commands: list[RoundCommand] = []
+        drawn = draw_groups(ready, count, self.config.seed, self._tries)
+        for index, sites in enumerate(drawn, start=1):
+            self._number += 1
+            self._groups[self._number] = GroupAttempt(self._number, frozenset(sites))
+            commands.append(OpenAttempt(self._number, sites, index if count > 1 else 0))
+        return commands
+
     # --- exchange ---------------------------------------------------------------------------------
 
-    def _exchange(self, event: ServerEvent, now_s: float) -> list[RoundCommand]:
-        """Let the attempt's machine work; notice its end."""
-        if self.phase is not Phase.EXCHANGE or self._attempt is None:
+    def _opened(self, event: AttemptOpened, now_s: float) -> list[RoundCommand]:
+        """Begin a group's attempt; the exchange of all begins with the last."""
+        group = self._groups[event.attempt]
+        group.machine = event.machine
+        commands = self._step(group, Start(), now_s)
+        for site in sorted(group.sites):  # whom it lost while it was made durable
+            if self._sites[site].state is not SiteState.IN_COHORT:
+                commands += self._step(group, SiteLost(site, Reason.TIMEOUT), now_s)
+        if all(other.machine is not None for other in self._groups.values()):
+            self.phase = Phase.EXCHANGE
+        return commands + self._conclude(now_s)
+
+    def _exchange(
+        self, group: GroupAttempt | None, event: ServerEvent, now_s: float
+    ) -> list[RoundCommand]:
+        """Let a group's attempt work, and see what its end means for the round."""
+        if group is None or group.end is not None:
+            return []
+        return self._step(group, event, now_s) + self._conclude(now_s)
+
+    def _step(self, group: GroupAttempt, event: ServerEvent, now_s: float) -> list[RoundCommand]:
+        if group.end is not None:
             return []
         commands: list[RoundCommand] = []
-        end: Publish | AbortAttempt | None = None
-        for command in self._attempt.handle(event, now_s):
-            if isinstance(command, Publish | AbortAttempt):
-                end = command
+        for command in group.handle(event, now_s):
             if isinstance(command, Blame):
                 self._drop(command.site, f"{command.reason}: {command.message}")
                 self._sites[command.site].caught = True
-            commands.append(Exchange(command))
-        if isinstance(end, AbortAttempt):
-            commands += self._aborted(end, now_s)
-        elif isinstance(end, Publish):
-            commands.append(self._published(end))
+            commands.append(Exchange(group.number, command))
+        if isinstance(group.end, AbortAttempt):
+            commands.append(AttemptOver(group.number, group.end.reason, group.end.message))
+        elif group.end is not None:
+            for site in group.sites - set(group.end.survivors):
+                self._drop(site, self._sites[site].why or "did not answer in time")
+            commands.append(group.end)
         return commands
 
-    def _published(self, end: Publish) -> RoundDone:
+    def _conclude(self, now_s: float) -> list[RoundCommand]:
+        """End the round, or this try at it, as soon as it is known how it ends."""
+        if self.phase is not Phase.EXCHANGE:
+            return []
+        ends = [group.end for group in self._groups.values()]
+        failed = sum(isinstance(end, AbortAttempt) for end in ends)
+        if len(ends) - failed < self.config.rule.groups.least_opened:
+            return self._aborted(now_s)
+        if None in ends:
+            return []
         self.phase = Phase.OVER
-        for site in self._cohort - set(end.survivors):
-            self._drop(site, self._sites[site].why or "did not answer in time")
-        return RoundDone(self._number, end.transcript_hash, end.survivors)
+        opened = tuple(end for end in ends if isinstance(end, SumOpened))
+        return [RoundDone(opened, len(self._cohort))]
 
-    def _aborted(self, end: AbortAttempt, now_s: float) -> list[RoundCommand]:
-        over = AttemptOver(self._number, end.reason, end.message)
-        self._last_failure = f"attempt {self._number} was aborted: {end.reason}: {end.message}"
+    def _aborted(self, now_s: float) -> list[RoundCommand]:
+        """Give up all groups: those still at it are not to charge anybody for nothing."""
+        groups = list(self._groups.values())
+        number, end = next((g.number, g.end) for g in groups if isinstance(g.end, AbortAttempt))
+        self._last_failure = f"attempt {number} was aborted: {end.reason}: {end.message}"
+        give_up = GiveUp(end.reason, f"too few groups are left: {self._last_failure}")
+        commands = [command for group in groups for command in self._step(group, give_up, now_s)]
+        commands += [AttemptUnused(g.number) for g in groups if isinstance(g.end, SumOpened)]
         if self._tries >= self.config.max_tries:
-            return [over, *self._fail(end.reason, self._last_failure)]
+            return [*commands, *self._fail(end.reason, self._last_failure)]
         # The same sites would most likely refuse again: leave them, or one that is missing, some
         # time. Another set of sites is tried at once.
         self._aborted_cohort = self._cohort
         pause_s = FIRST_PAUSE_S * 2 ** min(self._tries - 1, _MOST_DOUBLINGS)
         self._pause_until_s = now_s + min(pause_s, self.config.rule.deadline_s)
-        return [over, *self._gather(now_s)]
-
-    def _lose_absent(self, now_s: float) -> list[RoundCommand]:
-        """Tell a fresh attempt whom it lost while it was made durable."""
-        commands: list[RoundCommand] = []
-        for site in sorted(self._cohort):
-            if self._sites[site].state is not SiteState.IN_COHORT:
-                commands += self._exchange(SiteLost(site, Reason.TIMEOUT), now_s)
-        return commands
+        return commands + self._gather(now_s)
 
     def _deadline(self, now_s: float) -> list[RoundCommand]:
         deadline_s = self.next_deadline_s()
         if deadline_s is None or now_s < deadline_s:
             return []
         if self.phase is Phase.EXCHANGE:
-            return self._exchange(Tick(), now_s)
+            groups = [(group, group.deadline_s) for group in self._groups.values()]
+            late = [group for group, due_s in groups if due_s is not None and now_s >= due_s]
+            commands = [command for group in late for command in self._step(group, Tick(), now_s)]
+            return commands + self._conclude(now_s)
         if self._pause_until_s is not None and now_s >= self._pause_until_s:
             self._pause_until_s = None
         if self._deadline_s is not None and now_s >= self._deadline_s:
@@ -342,6 +397,9 @@ class Round:
         known = self._sites[site]
         if known.state is SiteState.IN_COHORT:
             known.state, known.why = SiteState.DROPPED, why
+
+    def _group_of(self, site: Fingerprint) -> GroupAttempt | None:
+        return next((group for group in self._groups.values() if site in group.sites), None)
 
     def _in(self, state: SiteState) -> set[Fingerprint]:
         return {name for name, site in self._sites.items() if site.state is state}

@@ -55,13 +55,15 @@ class SiteNotReady:
 class AttemptOpened:
     """Number and cohort of an attempt are durable; here is its machine."""
 
-    attempt: ServerAttempt
+    attempt: int
+    machine: ServerAttempt
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Something for the running attempt: a site's frame, or a completed upload."""
+    """Something for a running attempt: a site's frame, or a completed upload."""
 
+    attempt: int
     event: ServerEvent
 
 
@@ -86,16 +88,24 @@ class Train:
 
 @dataclass(frozen=True)
 class OpenAttempt:
-    """Draw bundles, make number and cohort durable, then answer with ``AttemptOpened``."""
+    """Draw bundles, make number and cohort durable, then answer with ``AttemptOpened``.
+
+    Attributes:
+        attempt: Its number, which no other of the round has: neither a try before nor a group.
+        cohort: Sorted fingerprints.
+        group: From 1; 0 where the cohort is not in groups.
+    """
 
     attempt: int
     cohort: tuple[Fingerprint, ...]
+    group: int = 0
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A command of the running attempt."""
+    """A command of a running attempt."""
 
+    attempt: int
     command: ServerCommand
 
 
@@ -109,12 +119,38 @@ class AttemptOver:
 
 
 @dataclass(frozen=True)
-class RoundDone:
-    """The sum is out."""
+class AttemptUnused:
+    """The attempt's sum is out, and the round goes on without it: too few groups opened."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class SumOpened:
+    """An attempt's sum is out; its sites are to hear of it.
+
+    Attributes:
+        attempt: Its number.
+        transcript_hash: As SA-1 publishes it.
+        survivors: Whose updates it holds.
+    """
 
     attempt: int
     transcript_hash: bytes
     survivors: tuple[Fingerprint, ...]
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """Enough sums are out, one for each group; ``SumOpened`` came for each of them.
+
+    Attributes:
+        opened: In the order of their attempts.
+        cohort: Sites of the cohort, those of failed groups included.
+    """
+
+    opened: tuple[SumOpened, ...]
+    cohort: int
 
 
 @dataclass(frozen=True)
@@ -125,4 +161,7 @@ class RoundFailed:
     message: str
 
 
-RoundCommand = Train | OpenAttempt | Exchange | AttemptOver | RoundDone | RoundFailed
+RoundEnd = AttemptOver | AttemptUnused | SumOpened | RoundDone | RoundFailed
+"""How an attempt, or the round, ended."""
+
+RoundCommand = Train | OpenAttempt | Exchange | RoundEnd

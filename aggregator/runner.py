@@ -20,9 +20,11 @@ from aggregator.checkpoints import Checkpoint, CommittedRound
 from aggregator.heap import trim_heap
 from aggregator.job_run import JobRun
 from aggregator.jobs import Job, JobStore
-from aggregator.live_round import RoundOrder, RoundOutcome
-from aggregator.opened_sum import OpenedSum, open_sum
+from aggregator.live_round import RoundOrder
+from aggregator.log import LOGGER
+from aggregator.opened_sum import OpenedSum, open_sum, wrap_lines
 from aggregator.optimiser import Optimiser
+from aggregator.round_outcome import RoundOutcome
 from aggregator.secure_rounds import TRAINING, Instruction, SecureMean
 from aggregator.server_step import make_step
 from privacy.errors import PeerError, Reason
@@ -149,12 +151,17 @@ class JobRunner:
         return opened.mean
 
     def _open(self, outcome: RoundOutcome, purpose: str) -> OpenedSum:
-        for folding in outcome.attempt.folding:
-            folding.result()
-        self._loop.call_soon_threadsafe(self._run.release, outcome.attempt)
+        for one in outcome.opened:
+            for folding in one.attempt.folding:
+                folding.result()
+            self._loop.call_soon_threadsafe(self._run.release, one.attempt)
         if len(self.model.data) >= _LARGE_MODEL_BYTES:
             trim_heap()  # of what the uploads went through, before the vectors of a step come
-        return open_sum(self.job, outcome, self.model.version, purpose, self._averager)
+        opened = open_sum(self.job, outcome, self.model.version, purpose, self._averager)
+        for line in wrap_lines(self.exchange + 1, opened):
+            LOGGER.warning("job %s %s", self.job_id, line)
+            self.say(line)
+        return opened
 
     def publish(
         self,
@@ -193,11 +200,14 @@ class JobRunner:
             raise PeerError(Reason.INTERNAL, "no exchange is finished that could be kept")
         outcome, opened = self._finished
         checkpoint = Checkpoint(model or self.model, self.strategy, self.exchange + 1)
+        used = [o for o in outcome.opened if o.attempt.number not in opened.left_out]
         done = CommittedRound(
-            attempt=outcome.attempt.number,
+            attempt=used[-1].attempt.number,
             checkpoint=checkpoint,
             transcript_hash=outcome.transcript_hash,
-            survivors=outcome.survivors,
+            survivors=tuple(name for one in used for name in one.survivors),
+            groups=tuple((one.attempt.number, one.survivors) for one in used),
+            wrap_rate=opened.wrap_rate,
             metric_sums=opened.metric_sums,
             metrics=metrics,
             elapsed_s=outcome.elapsed_s,
@@ -208,6 +218,7 @@ class JobRunner:
         self._jobs.commit_round(self.job_id, done, self._now_s(), also)
         self.model, self.exchange = checkpoint.model, checkpoint.exchange
         self._finished = None
+        self._loop.call_soon_threadsafe(self._run.note_wraps, opened.wrap_rate)
         self._show(metrics, evaluates=is_evaluation(purpose))
 
     def _show(self, metrics: Mapping[str, float], *, evaluates: bool) -> None:

@@ -60,21 +60,26 @@ class SumBounds:
 
     @classmethod
     def of(
-        cls, plan: EncodingPlan, updates: int, records: float, site_most: float = 0.0
+        cls,
+        plan: EncodingPlan,
+        updates: int,
+        noise_variance: float,
+        records: float,
+        site_most: float = 0.0,
     ) -> "SumBounds":
         """Bound the sum of honest updates that were encoded by a plan.
 
         Args:
             plan: The plan.
             updates: How many updates the sum holds.
+            noise_variance: Of all noise that is left in it, grid steps squared.
             records: Mode record-distributed: the public expected number of records (or users) in
                 the sum; the bound allows for the draw, not for a number that is stated too low.
             site_most: For sums of counts: the most that one coordinate of a site's sum can be, in
                 units; their norm is not bounded. 0 for other work.
         """
-        noise = float(updates * plan.noise_variance)
         if site_most:
-            return cls(noise, math.inf, updates * site_most * (plan.scale + 1))
+            return cls(noise_variance, math.inf, updates * site_most * (plan.scale + 1))
         if plan.mode is Mode.RECORD_DISTRIBUTED:
             drawn = records + _COUNT_DEVIATIONS * (math.sqrt(records) + 1)
             norm = drawn * plan.sensitivity
@@ -82,7 +87,7 @@ class SumBounds:
             norm = updates * plan.sensitivity
         else:
             norm = updates * (plan.clip * plan.scale + math.sqrt(plan.length) / 2)
-        return cls(noise, norm, norm)
+        return cls(noise_variance, norm, norm)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from rich.text import Text
 from aggregator.cli.output import data_size
 from privacy.accounting.chain import TIER_CONDITIONAL
 from privacy.errors import PeerError, Reason
+from privacy.wrap import WARN_RATE
 from tidegate.convert import job_status_from_wire
 from tidegate.convert.bounds import MAX_EPSILON
 from tidegate.jobfile import NONE
-from tidegate.requests import JobStatus
+from tidegate.requests import JobStatus, SiteProgress
 from tidegate.v1 import operator_pb2
 
 STYLES = {
@@ -66,6 +67,11 @@ def mode_text(job: JobStatus) -> Text:
     return Text(job.mode, style="bold red" if job.mode == NONE else "")
 
 
+def placed(site: SiteProgress) -> str:
+    """Give a site's state, and its group where cohorts are drawn into groups."""
+    return f"{site.state} (group {site.group})" if site.group else site.state
+
+
 def job_table(job: JobStatus) -> RenderableType:
     """Draw one job: where it is, what it measures, and each site's part."""
     return Group(_headline(job), _bar(job), _sites(job))
@@ -97,7 +103,8 @@ def _headline(job: JobStatus) -> Text:
     text.append(f"  {job.state}", style="bold red" if job.mode == NONE else "bold cyan")
     text.append(f"  round {job.round}/{job.rounds}  ready {ready}  in cohort {cohort}")
     text.append(f"  dropped {sum(site.dropped for site in job.sites)}")
-    text.append(f"  aborted {job.attempts_aborted}\n")
+    text.append(f"  aborted {job.attempts_aborted}")
+    text.append(f"  in {job.groups} groups\n" if job.groups else "\n")
     shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(job.metrics.items()))
     text.append(shown or "metrics come with the first rounds")
     if job.metrics and job.mode != NONE:
@@ -111,6 +118,9 @@ def _headline(job: JobStatus) -> Text:
         text.append(f"\nepsilon is the app's word: {job.tier}", style="bold yellow")
     if job.mode == NONE:
         text.append("\nNO DIFFERENTIAL PRIVACY: mode none", style="bold red")
+    if job.wrap_rate > WARN_RATE:
+        share = f"\nabout {job.wrap_rate:.1e} of the newest sum's coordinates may have wrapped"
+        text.append(f"{share} around the ring: raise [compression] range", style="bold yellow")
     if job.detail:
         text.append(f"\n{job.detail}", style="yellow")
     return text
@@ -138,7 +148,7 @@ def _sites(job: JobStatus) -> Table:
         shares = "/".join(f"{100 * part / busy:.0f}" for part in parts) if busy > 0 else "-"
         table.add_row(
             site.site_id,
-            Text(site.state, style=STYLES.get(site.state, "")),
+            Text(placed(site), style=STYLES.get(site.state, "")),
             f"{site.epsilon:.3f}" if job.mode != NONE else "no DP",
             data_size(site.bytes_up),
             data_size(site.bytes_down),

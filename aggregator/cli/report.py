@@ -18,7 +18,16 @@ from aggregator.cli.output import data_size
 from aggregator.cli.progress import bound_text
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.spec import VectorSpec
-from tidegate.jobfile import Evaluation, FlowerApp, JobFile, LocalPrivacy, Statistics, Trees
+from privacy.wrap import WARN_RATE
+from tidegate.jobfile import (
+    Evaluation,
+    FlowerApp,
+    JobFile,
+    LocalPrivacy,
+    Robust,
+    Statistics,
+    Trees,
+)
 from tidegate.requests import JobHistory, JobStatus
 
 PAGES = Path(__file__).parent / "pages"
@@ -106,7 +115,10 @@ def privacy_facts(job: JobFile, plan: EncodingPlan, history: JobHistory) -> list
         (f"… of it kept with {level.survivors} survivors", f"{level.variance} grid steps squared")
         for level in plan.noise_levels
     ]
+    if job.robust is not None:
+        rows.append(("robust", _robust(job.robust)))
     rows += [
+        ("ring wraps", _wraps(history)),
         ("vector", f"{plan.length} integers of {plan.bits} bits, map {plan.map_kind}"),
         ("app", f"sha256:{history.app_sha256.hex()}"),
         ("manifest", f"sha256:{history.manifest_hash.hex()}"),
@@ -126,6 +138,23 @@ def person_facts(status: JobStatus) -> list[tuple[str, str]]:
         )
         for sites, epsilon in kinds.items()
     ]
+
+
+def _robust(robust: Robust) -> str:
+    trimmed = f", {robust.trim} at either end left out" if robust.trim else ""
+    return (
+        f"{robust.combine} of {robust.groups} groups' means{trimmed}; up to {robust.tolerated}"
+        " malicious sites move no coordinate beyond what honest groups gave"
+    )
+
+
+def _wraps(history: JobHistory) -> str:
+    worst = max((entry.wrap_rate for entry in history.rounds), default=0.0)
+    verdict = "above" if worst > WARN_RATE else "not above"
+    return (
+        f"at most {worst:.1e} of a sum's coordinates, by estimate; {verdict} {WARN_RATE:.0e}, from"
+        " which on a wider [compression] range is advised"
+    )
 
 
 def _number(privacy: object, name: str) -> str:

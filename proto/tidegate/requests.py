@@ -148,6 +148,7 @@ class SiteProgress:
     rounds_in: int
     dropped: int
     detail: str
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ class JobStatus:
         epsilon_one_site: Of this job's plan and every aborted attempt, for a person in one site.
         epsilon_person: The same for one in ``person_sites``; at most 10^9, which stands for no
             bound at all.
+        groups: Into how many groups each cohort falls; 0 where it stays whole.
+        wrap_rate: Estimated share of coordinates of the newest sum that wrapped around the ring.
     """
 
     job_id: str
@@ -183,6 +186,8 @@ class JobStatus:
     person_sites: int = 0
     epsilon_one_site: float = 0.0
     epsilon_person: float = 0.0
+    groups: int = 0
+    wrap_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,8 @@ class RoundRecord:
         survivors: Sites in the sum.
         elapsed_s: Seconds of the job's running time when it was done.
         metrics: What was shown of it.
+        groups: How many groups' sums were combined; 0 where there was one sum.
+        wrap_rate: Estimated share of coordinates that wrapped around the ring.
     """
 
     round: int
@@ -202,6 +209,8 @@ class RoundRecord:
     survivors: int
     elapsed_s: float
     metrics: Mapping[str, float]
+    groups: int = 0
+    wrap_rate: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -185,6 +185,8 @@ def job_status_from_wire(message: pb.Job) -> JobStatus:
         epsilon_person=bounds.finite(
             message.epsilon_person, bounds.MAX_EPSILON, "job.epsilon_person"
         ),
+        groups=message.groups,
+        wrap_rate=bounds.finite(message.wrap_rate, 1.0, "job.wrap_rate"),
     )
 
 
@@ -218,6 +220,8 @@ def job_history_from_wire(message: pb.GetHistoryResponse) -> JobHistory:
                 entry.survivors,
                 bounds.finite(entry.elapsed_s, _MAX_NUMBER, "history.elapsed_s"),
                 _metrics(entry.metrics, "history.metrics"),
+                entry.groups,
+                bounds.finite(entry.wrap_rate, 1.0, "history.wrap_rate"),
             )
             for entry in message.rounds
         ),
@@ -238,6 +242,8 @@ def job_history_to_wire(history: JobHistory) -> pb.GetHistoryResponse:
                 survivors=entry.survivors,
                 elapsed_s=entry.elapsed_s,
                 metrics=_showable(entry.metrics),
+                groups=entry.groups,
+                wrap_rate=entry.wrap_rate,
             )
             for entry in history.rounds
         ],
@@ -286,4 +292,5 @@ def _site_progress(message: pb.SiteProgress) -> SiteProgress:
         rounds_in=message.rounds_in,
         dropped=message.dropped,
         detail=bounds.text(message.detail, f"{name}.detail"),
+        group=message.group,
     )

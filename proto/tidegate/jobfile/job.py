@@ -168,18 +168,19 @@ class JobFile:
         """Return M, the number of metric coordinates of the vector."""
         return self.metrics.length
 
-    def divisor(self, updates: int) -> float:
+    def divisor(self, updates: int, share: float = 1.0) -> float:
         """Give the public number that a sum is divided by; 1 where the sum itself is wanted.
 
         Never a number of records that were there, which is private (privacy.md, D-REC steps 1, 7).
 
         Args:
             updates: Sites whose updates are in the sum.
+            share: Of the cohort's sites, before any dropped out, that the sum's group had.
         """
         if isinstance(self.work, Trees | Statistics | Evaluation):
             return 1.0
         if isinstance(self.privacy, RecordPrivacy):
-            return float(self.privacy.expected_batch_size)
+            return float(self.privacy.expected_batch_size) * share
         return float(updates)
 
     @classmethod

@@ -141,7 +141,7 @@ class ListJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "name", "state", "detail", "round", "rounds", "attempts_aborted", "submitted_at_s", "metrics", "sites", "elapsed_s", "rounds_per_s", "delta_dp", "unit", "mode", "log", "tier", "person_sites", "epsilon_one_site", "epsilon_person")
+    __slots__ = ("job_id", "name", "state", "detail", "round", "rounds", "attempts_aborted", "submitted_at_s", "metrics", "sites", "elapsed_s", "rounds_per_s", "delta_dp", "unit", "mode", "log", "tier", "person_sites", "epsilon_one_site", "epsilon_person", "groups", "wrap_rate")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,8 @@ class Job(_message.Message):
     PERSON_SITES_FIELD_NUMBER: _ClassVar[int]
     EPSILON_ONE_SITE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_PERSON_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WRAP_RATE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     name: str
     state: str
@@ -189,10 +191,12 @@ class Job(_message.Message):
     person_sites: int
     epsilon_one_site: float
     epsilon_person: float
-    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., attempts_aborted: _Optional[int] = ..., submitted_at_s: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., rounds_per_s: _Optional[float] = ..., delta_dp: _Optional[float] = ..., unit: _Optional[str] = ..., mode: _Optional[str] = ..., log: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., person_sites: _Optional[int] = ..., epsilon_one_site: _Optional[float] = ..., epsilon_person: _Optional[float] = ...) -> None: ...
+    groups: int
+    wrap_rate: float
+    def __init__(self, job_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., rounds: _Optional[int] = ..., attempts_aborted: _Optional[int] = ..., submitted_at_s: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., sites: _Optional[_Iterable[_Union[SiteProgress, _Mapping]]] = ..., elapsed_s: _Optional[float] = ..., rounds_per_s: _Optional[float] = ..., delta_dp: _Optional[float] = ..., unit: _Optional[str] = ..., mode: _Optional[str] = ..., log: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., person_sites: _Optional[int] = ..., epsilon_one_site: _Optional[float] = ..., epsilon_person: _Optional[float] = ..., groups: _Optional[int] = ..., wrap_rate: _Optional[float] = ...) -> None: ...
 
 class SiteProgress(_message.Message):
-    __slots__ = ("site_id", "state", "epsilon", "bytes_up", "bytes_down", "train_s", "exchange_s", "wait_s", "rounds_in", "dropped", "detail")
+    __slots__ = ("site_id", "state", "epsilon", "bytes_up", "bytes_down", "train_s", "exchange_s", "wait_s", "rounds_in", "dropped", "detail", "group")
     SITE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +208,7 @@ class SiteProgress(_message.Message):
     ROUNDS_IN_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     site_id: str
     state: str
     epsilon: float
@@ -215,7 +220,8 @@ class SiteProgress(_message.Message):
     rounds_in: int
     dropped: int
     detail: str
-    def __init__(self, site_id: _Optional[str] = ..., state: _Optional[str] = ..., epsilon: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., train_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., rounds_in: _Optional[int] = ..., dropped: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    group: int
+    def __init__(self, site_id: _Optional[str] = ..., state: _Optional[str] = ..., epsilon: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., train_s: _Optional[float] = ..., exchange_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., rounds_in: _Optional[int] = ..., dropped: _Optional[int] = ..., detail: _Optional[str] = ..., group: _Optional[int] = ...) -> None: ...
 
 class GetJobRequest(_message.Message):
     __slots__ = ("job_id",)
@@ -238,7 +244,7 @@ class GetHistoryRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("round", "attempt", "survivors", "elapsed_s", "metrics")
+    __slots__ = ("round", "attempt", "survivors", "elapsed_s", "metrics", "groups", "wrap_rate")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -251,12 +257,16 @@ class RoundRecord(_message.Message):
     SURVIVORS_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WRAP_RATE_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
     survivors: int
     elapsed_s: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., survivors: _Optional[int] = ..., elapsed_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    groups: int
+    wrap_rate: float
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., survivors: _Optional[int] = ..., elapsed_s: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., groups: _Optional[int] = ..., wrap_rate: _Optional[float] = ...) -> None: ...
 
 class GetHistoryResponse(_message.Message):
     __slots__ = ("rounds", "vector_spec", "encoding", "app_sha256", "manifest_hash")

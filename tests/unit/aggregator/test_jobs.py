@@ -10,7 +10,7 @@ import pytest
 from aggregator import store as store_module
 from aggregator.broadcast import ContentShelf, first_version, next_version
 from aggregator.checkpoints import Checkpoint, CommittedRound
-from aggregator.jobs import Job, JobState, JobStore
+from aggregator.jobs import ATTEMPT_ABORTED, Job, JobState, JobStore
 from aggregator.progress import JobProgress
 from aggregator.store import Store
 from privacy.errors import PeerError, Reason, UsageError
@@ -123,7 +123,7 @@ def test_attempt_numbers_rise_also_over_a_crash(reopen):
     assert jobs.next_attempt(JOB.job_id, 1) == 1
     jobs.open_attempt(JOB.job_id, (1, 1), {"bank-1": 4}, 9.0)
     jobs.open_attempt(JOB.job_id, (1, 2), {"bank-1": 5}, 9.0)
-    jobs.abort_attempt(JOB.job_id, (1, 2), "too few", 9.0)
+    jobs.end_attempt(JOB.job_id, (1, 2), (ATTEMPT_ABORTED, "too few"), 9.0)
     jobs = reopen()
     assert jobs.next_attempt(JOB.job_id, 1) == 3
     assert jobs.next_attempt(JOB.job_id, 2) == 1

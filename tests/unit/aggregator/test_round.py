@@ -56,7 +56,7 @@ class World:
                     self.trained += sites
                 case r.OpenAttempt():
                     self.opened.append(command)
-                case r.Exchange(inner):
+                case r.Exchange(_, inner):
                     self.sent.append(inner)
                 case _:
                     self.ended.append(command)
@@ -70,7 +70,7 @@ class World:
 
     def open(self, *answers):
         attempt = FakeAttempt(self.opened[-1].cohort)
-        self.feed(r.AttemptOpened(attempt))
+        self.feed(r.AttemptOpened(self.opened[-1].attempt, attempt))
         return attempt
 
     def state(self, site):
@@ -145,12 +145,13 @@ def test_publish_ends_the_round_and_names_the_dropped():
     world.ready(*SITES)
     attempt = world.open()
     attempt.on(c.UploadCompleted, c.UnmaskSum(()), c.Publish(b"t" * 32, SITES[:4]))
-    world.feed(r.Exchanged(c.UploadCompleted(SITES[0], b"")))
-    assert world.ended == [r.RoundDone(1, b"t" * 32, SITES[:4])]
+    world.feed(r.Exchanged(1, c.UploadCompleted(SITES[0], b"")))
+    opened = r.SumOpened(1, b"t" * 32, SITES[:4])
+    assert world.ended == [opened, r.RoundDone((opened,), 5)]
     assert world.state(SITES[4]) is SiteState.DROPPED
     assert world.round.phase is Phase.OVER
     world.feed(r.SiteLeft(SITES[0], Reason.TIMEOUT), r.SiteReady(SITES[1]))
-    assert len(world.ended) == 1
+    assert len(world.ended) == 2
 
 
 def abort(attempt, *more):

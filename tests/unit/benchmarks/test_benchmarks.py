@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import credit, encode, linear, memory, rounds, trainer_overhead, trees
+from benchmarks import credit, encode, linear, memory, robust, rounds, trainer_overhead, trees
 from benchmarks.job_text import with_values
 from benchmarks.round_clock import steady_pace
 from benchmarks.simulated_site import CHUNK_VALUES, MaskedConstant, constant_delta
@@ -16,7 +16,7 @@ from tidegate.jobfile import JobFile
 
 
 @pytest.mark.parametrize(
-    "script", [credit, encode, linear, memory, rounds, trainer_overhead, trees]
+    "script", [credit, encode, linear, memory, robust, rounds, trainer_overhead, trees]
 )
 def test_every_option_has_a_default(script):
     assert script.parse([]).json is None
@@ -32,6 +32,7 @@ def test_every_option_has_a_default(script):
         (linear, ["--seeds", "0"]),
         (trees, ["--seeds", "0"]),
         (trainer_overhead, ["--requests", "19"]),
+        (robust, ["--length", "999"]),
     ],
 )
 def test_sizes_that_measure_nothing_are_refused(script, arguments):
@@ -113,3 +114,12 @@ def test_stages_of_the_pipeline_all_run():
     for stage in stages:
         stage.work()
         stage.baseline()
+
+
+def test_the_noise_of_groups_is_measured_as_theory_has_it():
+    """Three groups' median: sqrt(3) times 0.67 of a normal group's deviation."""
+    found = robust.measure(robust.RULES[0], 4000)
+    assert found["sites"] == 15
+    assert found["same"] == pytest.approx(1.16, rel=0.06)
+    assert found["theory"] == pytest.approx(1.16, rel=0.01)
+    assert found["own"] == pytest.approx(1.16 * (10 / 3) ** 0.5, rel=0.06)

@@ -59,8 +59,12 @@ def ring(values, bits):
     return (values % (1 << bits)).astype(np.uint32)
 
 
+def bounds_of(plan, records):
+    return SumBounds.of(plan, SITES, float(SITES * plan.noise_variance), records)
+
+
 def read(values, plan, records=100.0):
-    return read_wrap(ring(values, plan.bits), plan.bits, SumBounds.of(plan, SITES, records))
+    return read_wrap(ring(values, plan.bits), plan.bits, bounds_of(plan, records))
 
 
 KINDS = [MapKind.IDENTITY, MapKind.ROTATION]
@@ -137,7 +141,7 @@ def test_without_noise_two_shifted_coordinates_are_certain():
     plan = make_plan(Mode.NONE, gradient=1000, metrics=0)
     rng = np.random.default_rng(4)
     values = np.rint(rng.normal(size=1000) * 10 * plan.scale / 1000).astype(np.int64)
-    bounds = SumBounds.of(plan, SITES, 0.0)
+    bounds = bounds_of(plan, 0.0)
     assert not read_wrap(ring(values, plan.bits), plan.bits, bounds).is_certain
     most = bounds.signal_norm / (7 / 8 * 2 ** (plan.bits - 1))
     values[: 1 + math.floor(most**2)] += 1 << (plan.bits - 1)
@@ -175,7 +179,7 @@ def test_noise_alone_in_every_coordinate_of_the_ring_is_certain():
     """What is left of a sum whose masks did not come off, or that a site filled with noise."""
     plan = plan_of(MapKind.ROTATION, VectorSpec((TensorSpec("w", (60_000,)),)))
     values = np.random.default_rng(3).integers(0, 1 << plan.bits, plan.length).astype(np.uint32)
-    reading = read_wrap(values, plan.bits, SumBounds.of(plan, SITES, 20.0))
+    reading = read_wrap(values, plan.bits, bounds_of(plan, 20.0))
     assert reading.at_edge == pytest.approx(plan.length / 8, rel=0.1)
     assert reading.rate > 0.05
     assert reading.is_high
