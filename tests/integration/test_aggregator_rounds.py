@@ -164,7 +164,9 @@ def test_an_attempt_that_a_crash_cut_off_counts_in_what_a_person_is_told(tmp_pat
                 site.vanish_on = "ShareDelivery"
             job_id = await live.submit(job_toml(rounds=2, privacy=RECORD))
             planned = (await live.watch(job_id, lambda job: True)).epsilon_person
-            aborted = await live.watch(job_id, lambda job: "STALLED" in job.detail)
+            aborted = await live.watch(
+                job_id, lambda job: job.attempts_aborted and "STALLED" in job.detail
+            )
             assert (aborted.round, aborted.attempts_aborted) == (0, 1)
             # No round was committed: the aggregator's own count of aborted attempts is lost.
             await live.restart()
