@@ -15,7 +15,7 @@ LISTED = (  # "Attacks that must have a test each"
     "L-model L-plan L-roster L-u2 L-u3 L-withheld L-replay-attempt L-replay-bundle L-replay-frame"
     " L-rollback L-sybils L-phantoms L-both L-same-key L-3c L-policy L-context L-aad L-commitment"
     " L-dealer L-holder L-frames-truncated L-frames-oversized L-frames-mis-sized"
-    " L-frames-bit-flipped L-outside L-top-k L-retry L-stock L-two-daemons"
+    " L-frames-bit-flipped L-ring-wrap L-outside L-top-k L-retry L-stock L-two-daemons"
 )
 PRIVACY = "P-clip P-abort P-published P-metrics P-nmin P-filter P-id P-charge"
 PAPER = "D-normal D-loss-0 D-loss-1 D-loss-2 D-loss-3 D-withheld D-u2 D-retry D-crash D-two"
