@@ -23,10 +23,12 @@ def seeds_of(fed, index, count):
     return secrets_of(fed.site(index).name, 1, len(fed.surplus_levels)).surplus_seeds[:count]
 
 
+@pytest.mark.parametrize("silent", [False, True], ids=["left", "stayed-in-U2"])
 @pytest.mark.parametrize(("lost", "count"), [((), 2), ((3,), 1)])
-def test_survivors_reveal_what_their_number_can_do_without(lost, count):
+def test_survivors_reveal_what_their_number_can_do_without(lost, count, silent):
+    """|U3| counts, not |U1| nor |U2|: a silent site dealt its shares, and sent no update."""
     fed = federation()
-    outcome = fed.run(dict.fromkeys(lost, 1))
+    outcome = fed.run(dict.fromkeys(lost, 1), silent=silent)
     alive = [i for i in ALL if i not in lost]
     assert outcome.surplus_seeds == tuple(seeds_of(fed, i, count) for i in alive)
     assert (outcome.total_D == fed.expected_D(outcome.survivors)).all()
