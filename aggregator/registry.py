@@ -16,12 +16,21 @@ from aggregator.config import AggregatorConfig
 from aggregator.store import Store
 from aggregator.tables import MANIFESTS, SITES, TOKENS
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg.keys import suite_named
 from privacy.secagg.signatures import ECDSA_P256, SignatureScheme
 from tidegate import pki, tokens
 from tidegate.convert import DEFAULT_LIMITS, Limits
 from tidegate.manifest import Manifest, Member, parse_and_verify
 from tidegate.names import NAME, NAME_RULE
 from tidegate.requests import EnrolmentRequest
+
+_BUNDLE_REST_BYTES = 300
+"""A bundle's names, numbers, commitment and signature with their tags, all at their longest."""
+
+_SHARE_REST_BYTES = 80
+"""Two commitments and the tags of a dealt share."""
+
+_FRAME_REST_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -340,6 +349,21 @@ def _check_manifest(manifest: Manifest, config: AggregatorConfig) -> None:
             f"the manifest allows messages of {manifest.limits.max_message_bytes} bytes: raise"
             " [limits] max_message_bytes in aggregator.toml and restart, or seal a lower limit",
         )
+    needed = _largest_frame(manifest, config.limits.bundle_stock)
+    if manifest.limits.max_message_bytes < needed:
+        raise PeerError(
+            Reason.POLICY,
+            f"the manifest allows messages of {manifest.limits.max_message_bytes} bytes; a site of"
+            f" {manifest.suite} sends up to {needed}: seal a higher limit",
+        )
+
+
+def _largest_frame(manifest: Manifest, stock: int) -> int:
+    """Bound what a site sends at once: its whole stock of bundles, or a share for each member."""
+    suite = suite_named(manifest.suite)
+    bundle = suite.transport.public_key_bytes + suite.masks.public_key_bytes + _BUNDLE_REST_BYTES
+    share = suite.share_ciphertext_bytes + _SHARE_REST_BYTES
+    return max(stock * bundle, len(manifest.members) * share) + _FRAME_REST_BYTES
 
 
 @lru_cache(maxsize=1024)

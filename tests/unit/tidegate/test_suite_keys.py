@@ -7,16 +7,18 @@ import pytest
 
 from aggregator.cli import setup
 from aggregator.cli.connection import OperatorFolder
-from aggregator.config import load_config
+from aggregator.config import AggregatorConfig, load_config
 from aggregator.registry import Registry
 from aggregator.store import Store
 from edge_node.config import load_config as load_site_config
 from edge_node.enrol import enrol
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg.keys import P256, SUITES, X25519
+from privacy.secagg.keys import P256, SUITES, X25519, BundleSecrets, make_bundle
+from privacy.secagg.messages import SignedBundle
 from privacy.secagg.signatures import SoftwareSigner, sign, spki_of
 from tests.unit.tidegate.test_tokens import TOKEN
-from tidegate import keys, manifest, pki, tokens
+from tidegate import convert, keys, manifest, pki, tokens
+from tidegate.messages import BundleStock
 from tidegate.requests import EnrolmentRequest
 from tidegate.tokens import hash_secret
 
@@ -147,3 +149,33 @@ def test_a_signing_key_of_another_suite_that_was_kept_is_named(tmp_path):
     token = dataclasses.replace(TOKEN, suite=X25519.name)
     with pytest.raises(UsageError, match="is no Ed25519 key"):
         enrol(config, tokens.encode(token))
+
+
+@EACH
+@pytest.mark.parametrize("most", [65_536, 131_072, 1 << 22])
+def test_a_manifest_whose_messages_are_too_small_for_the_suite_is_refused(suite, most, tmp_path):
+    """A stock that never fits would leave every site without bundles, for ever."""
+    limits = manifest.ManifestLimits(max_message_bytes=most)
+    sealed = manifest.Manifest(
+        "test", 1, 1, 3, members(suite.signatures), suite=suite.name, limits=limits
+    )
+    store = Store(f"sqlite:///{tmp_path / 'a.sqlite'}", tmp_path)
+    try:
+        authority = pki.make_ca("test", pki.Validity(time.time()))
+        registry = Registry(store, authority, OPERATOR.spki(), 10, suite.signatures)
+        config = AggregatorConfig("test", tmp_path, "", suite=suite.name)
+        signed = manifest.seal(sealed, OPERATOR.sign)
+        fits = _stock_bytes(suite, config.limits.bundle_stock) <= most
+        why = "is not enrolled here" if fits else "seal a higher limit"
+        with pytest.raises(PeerError, match=why):
+            registry.put_manifest(*signed, time.time(), config)
+    finally:
+        store.close()
+
+
+def _stock_bytes(suite, count):
+    """Give the size of a stock as it travels, names at their longest."""
+    secrets = BundleSecrets(bytes(32))
+    bundle = make_bundle(suite, secrets, bytes(32), "c" * 63, b"i" * 16, 2**62, 1 << 39)
+    stock = BundleStock((SignedBundle(bundle, bytes(72)),) * count)
+    return convert.site_message_to_wire(stock).ByteSize()
