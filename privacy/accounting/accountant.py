@@ -253,7 +253,8 @@ class Accountant:
         Raises:
             UsageError: The event is of no known kind.
         """
-        self._rdp_A = self._rdp_A + event.steps * self._price(event)
+        price_A = self._price(event)  # refuses what is no event
+        self._rdp_A = self._rdp_A + event.steps * price_A
         self._tv += self._variation(event)
         return self
 
@@ -263,7 +264,7 @@ class Accountant:
         Raises:
             UsageError: An event is of no known kind.
         """
-        prices = [event.steps * self._price(event) for event in events]
+        prices = [self._price(event) * event.steps for event in events]
         self._rdp_A = self._rdp_A + np.max(prices, axis=0)
         self._tv += max(self._variation(event) for event in events)
         return self

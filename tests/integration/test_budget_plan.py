@@ -286,3 +286,36 @@ def test_an_allowed_app_is_asked_in_its_sandbox_how_long_its_model_is(tmp_path):
             assert asked.refusal == ""
 
     run(scenario())
+
+
+def test_two_names_of_one_data_set_share_its_budget(tmp_path):
+    toml = JOBS["record-distributed"]
+    folder = app_folder(tmp_path / "app", toml)
+    bundle = appbundle.pack(folder)
+    other = toml.replace(b'dataset = "credit"', b'dataset = "derived"')
+    second = app_folder(tmp_path / "second", other)
+
+    def prepare(site, number):
+        allowing(bundle)(site, number)
+        settings, policy = site.folder / "site.toml", site.folder / "policy.toml"
+        table = '[datasets.derived]\ndataset_id = "credit"\nloader = "npz"\npath = "rows.npz"\n'
+        settings.write_text(settings.read_text() + table)
+        words = policy.read_text().replace('["credit"]', '["credit", "derived"]')
+        more = f'", "sha256:{appbundle.digest(appbundle.pack(second)).hex()}"]'
+        policy.write_text(re.sub(r'(allowed_apps = .*)"\]', lambda m: m[1] + more, words))
+        site.reload()
+
+    async def scenario():
+        async with market(tmp_path, prepare=prepare, epsilon=30.0) as (live, sites):
+            await live.watch(await live.submit(toml, app=bundle))
+            paid = charges(sites[0])
+            said = await asyncio.to_thread(plan_budget, sites[0].config, str(second), SPEC.length)
+            job = await live.watch(await live.submit(other, app=appbundle.pack(second)))
+            assert (job.state, job.detail) == ("finished", "")
+            return paid, said, charges(sites[0])
+
+    paid, said, line = run(scenario())
+    assert (said.dataset, said.refusal) == ("derived", "")
+    assert said.budgets[0].dataset_id == line.dataset_id == "credit"
+    assert said.budgets[0].spent == paid.spent_epsilon > 0
+    assert (line.charges, line.spent_epsilon) == (2 * ROUNDS, said.budgets[0].after)

@@ -211,6 +211,33 @@ def test_micro_batches_and_padding_give_the_same_update():
     assert np.array_equal(accumulator.finish(SEED).vector_D, whole.vector_D)
 
 
+@pytest.mark.parametrize("rounding", [Rounding.RECORD, Rounding.SUM])
+def test_an_empty_batch_is_sent_as_noise_alone(rounding):
+    plan = make_plan(rounding=rounding)
+    update = RecordAccumulator(plan).finish(SEED)
+    assert update.vector_D.shape == (plan.length,)
+    assert not denoised(plan, update).any()
+    assert update.vector_D.any(), "nobody can tell that nothing was drawn"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("place", ["gradient", "metrics"])
+@pytest.mark.parametrize("rounding", [Rounding.RECORD, Rounding.SUM])
+def test_a_record_that_is_not_finite_counts_as_zero_and_stops_nothing(bad, place, rounding):
+    plan = make_plan(rounding=rounding)
+    grads, metrics = GRADS.copy(), METRICS.copy()
+    (grads if place == "gradient" else metrics)[7, 2] = bad
+    spoilt = encode_records(plan, grads, metrics, SEED)
+    if np.isfinite(bad):  # finite, and its square is not in float32: it is clipped like any other
+        whole = encode_records(plan, GRADS, METRICS, SEED)
+        moved_D = (spoilt.vector_D - whole.vector_D).astype(np.float64)
+        assert np.linalg.norm(moved_D) <= 2 * plan.sensitivity
+        return
+    others = np.arange(len(GRADS)) != 7
+    without = encode_records(plan, GRADS[others], METRICS[others], SEED)
+    np.testing.assert_array_equal(spoilt.vector_D, without.vector_D)
+
+
 def test_an_accumulator_makes_one_update():
     accumulator = RecordAccumulator(make_plan())
     accumulator.finish(SEED)
