@@ -1,7 +1,8 @@
 # ruff: noqa: PLC0415 - commands import what they need, so that --help is quick
 """The `edge-node` command: enrol a site, run it, show what it spent and how it is set, audit it.
 
-Exit codes: 0 done, 2 a mistake in use or configuration, 3 the other side refused, 1 anything else.
+Exit codes: 0 done, 2 a mistake in use or configuration, 3 the other side refused, 4 a leakage audit
+says WARN, 5 it says FAIL, 1 anything else.
 What is heavy (grpc, torch's libraries) is imported only where a command needs it.
 """
 
@@ -212,6 +213,65 @@ def audit_dp(
         terminal.print_report(report)
         if not report.passed:
             raise typer.Exit(1)
+
+
+@audit_commands.command("leakage")
+def audit_leakage(
+    config: ConfigOption,
+    job: Annotated[
+        str, typer.Option("--job", help="A folder with job.toml, a job file, or an offered job.")
+    ],
+    dataset: Annotated[
+        str, typer.Option("--dataset", help="The data set; without it, the job's.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the report (HTML) here.", dir_okay=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Repeat an audit.", min=0, max=2**48 - 1)
+    ] = None,
+    private_records: Annotated[
+        int,
+        typer.Option(
+            "--private-records",
+            min=0,
+            help="Attack this many of the site's own records; nothing of it is kept.",
+        ),
+    ] = 0,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack a job on made-up records, by what it would send, and show what the attacks got.
+
+    The verdict is kept for the policy's require_leakage_audit. Exit code 0 PASS, 4 WARN, 5 FAIL.
+    """
+    with _errors():
+        from edge_node.leakage import command
+        from edge_node.leakage.terminal import print_audit
+
+        request = command.AuditRequest(job, dataset, out, seed, private_records)
+        audited, shown = command.audit(config, request)
+        if as_json:
+            _print_json(shown)
+        else:
+            print_audit(audited)
+        raise typer.Exit(command.EXIT_CODES[audited.report.verdict])
+
+
+@audit_commands.command("list")
+def audit_list(config: ConfigOption, *, as_json: JsonOption = False) -> None:
+    """Show the leakage audits that this site keeps, and which of them let a job pass."""
+    with _errors():
+        import time
+
+        from edge_node.leakage import command
+        from edge_node.leakage.terminal import print_records
+
+        found, policy = command.records(config)
+        if as_json:
+            _print_json(command.plain_records(found, policy))
+        else:
+            print_records(found, policy, time.time())
 
 
 @app.command("show-config")

@@ -46,6 +46,7 @@ from edge_node.download import fetch
 from edge_node.enrol import Credentials
 from edge_node.exchange import SiteIdentity
 from edge_node.flower.app_states import AppStates
+from edge_node.leakage.records import NotAuditedError
 from edge_node.link import Link
 from edge_node.offers import OfferDesk
 from edge_node.participant import Participant
@@ -96,7 +97,8 @@ class EdgeNode:
         self._bench = Bench()
         node_id = keys.node_id(credentials.signer.spki)
         flower = FlowerSite(node_id, AppStates(config.folder / "app-states", store))
-        self._desk = OfferDesk(config, policy, self._ledgers, flower)
+        audit_of = store.jobs.newest_audit
+        self._desk = OfferDesk(config, policy, self._ledgers, flower, audit_of)
         self._steps = StepWriter(store, self._ledgers, self._bench)
         self._bundles = BundleMaker(store, credentials.signer)
         raw = store.pinned(MANIFEST_PIN)
@@ -358,6 +360,9 @@ class EdgeNode:
         except TrainerFailure as error:
             log.warning("app does not start", job=offer.job_id, detail=error.detail)
             return JobJudged(offer.job_id, None, error.reason, str(error.args[0]))
+        except NotAuditedError as error:
+            await self._keep_unaudited(offer)
+            return JobJudged(offer.job_id, None, error.reason, str(error.args[0]))
         except PeerError as error:
             return JobJudged(offer.job_id, None, error.reason, str(error.args[0]))
         except UsageError as error:
@@ -367,6 +372,15 @@ class EdgeNode:
         job = replace(job, previous_survivors=self._store.last_sum(offer.job_id))
         self._accepted[offer.job_id] = JobJudged(offer.job_id, job)
         return self._accepted[offer.job_id]
+
+    async def _keep_unaudited(self, offer: StoredJob) -> None:
+        """Keep a refused offer and its app, so that the site's administrator can audit them."""
+        try:
+            await self._fetch_app(offer.app_sha256, offer.app_size)
+        except PeerError as error:
+            log.warning("app of an unaudited job not kept", job=offer.job_id, why=error)
+            return
+        self._store.jobs.put_unaudited(offer)
 
     async def _fetch_app(self, sha256: bytes, size: int) -> bytes:
         content = self._store.jobs.app(sha256)

@@ -103,6 +103,8 @@ class Policy:
         allow_adjacent_cohorts: Accepts, in mode ``none``, cohorts that differ by one or two sites.
         require_sandbox: Refuses jobs when the machine gives the trainer no namespaces.
         trainer: Ceilings to what site.toml may give a trainer.
+        require_leakage_audit: Refuses jobs whose sending no leakage audit with a PASS was run on.
+        leakage_audit_days: How long such an audit counts.
         lint_allow: What the lint may find in a model version that is trained from all the same.
         budgets: By data-set id.
     """
@@ -124,6 +126,8 @@ class Policy:
     allow_adjacent_cohorts: bool = False
     require_sandbox: bool = False
     trainer: TrainerCeilings = TrainerCeilings()
+    require_leakage_audit: bool = False
+    leakage_audit_days: int = 180
     lint_allow: tuple[Detector, ...] = ()
     budgets: tuple[BudgetRule, ...] = ()
 

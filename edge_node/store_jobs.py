@@ -10,9 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import astuple
 
+from edge_node.leakage.records import AuditRecord, newest_record
+from edge_node.leakage.terms import AuditKey
 from edge_node.store_schema import StoredJob, StoredState
 from privacy.errors import PeerError, Reason
 
+_MOST_UNAUDITED = 16
 _JOB_COLUMNS = "job_id, job_toml, app_sha256, app_size, vector_spec, encoding, evaluation_encoding"
 
 
@@ -61,6 +64,27 @@ class JobStore:
                 astuple(job),
             )
 
+    def put_unaudited(self, job: StoredJob) -> None:
+        """Keep an offer that lacks a leakage audit, so that the audit can be run; the newest few.
+
+        Raises:
+            PeerError: EQUIVOCATION: the job is known with another offer.
+        """
+        self.check(job)
+        with self._transaction():
+            self._db.execute(
+                "INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, 'unaudited')", astuple(job)
+            )
+            self._db.execute(
+                "DELETE FROM jobs WHERE state = 'unaudited' AND rowid NOT IN (SELECT rowid"
+                " FROM jobs WHERE state = 'unaudited' ORDER BY rowid DESC LIMIT ?)",
+                (_MOST_UNAUDITED,),
+            )
+
+    def newest_audit(self, key: AuditKey) -> AuditRecord | None:
+        """Give the newest leakage audit of what a job sends; None where there is none."""
+        return newest_record(self._db, key)
+
     def find(self, job_id: str) -> StoredJob | None:
         """Give an accepted job."""
         return find_job(self._db, job_id)
@@ -108,7 +132,7 @@ class JobStore:
             self._db.execute("UPDATE jobs SET state = ? WHERE job_id = ?", (state, job_id))
             self._db.execute(
                 "DELETE FROM apps WHERE sha256 NOT IN"
-                " (SELECT app_sha256 FROM jobs WHERE state = 'accepted')"
+                " (SELECT app_sha256 FROM jobs WHERE state IN ('accepted', 'unaudited'))"
             )
             self._db.execute(
                 "DELETE FROM slots WHERE ctx IN (SELECT ctx FROM attempts WHERE job_id = ?)",

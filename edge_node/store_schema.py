@@ -7,7 +7,7 @@ from pathlib import Path
 
 from privacy.errors import UsageError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST_PIN = "manifest"
 """Under which the sealed manifest is pinned."""
 
@@ -74,6 +74,19 @@ CREATE TABLE app_states (
   after BLOB NOT NULL
 ) STRICT;
 CREATE TABLE apps (sha256 BLOB PRIMARY KEY, content BLOB NOT NULL) STRICT;
+-- Verdicts of leakage audits; the newest one of a key counts (`leakage/records.py`).
+CREATE TABLE leakage_audits (
+  app_sha256 BLOB NOT NULL,
+  plan_sha256 BLOB NOT NULL,
+  schema_sha256 BLOB NOT NULL,
+  version INTEGER NOT NULL,
+  made_at_s REAL NOT NULL,
+  verdict TEXT NOT NULL,
+  job_name TEXT NOT NULL,
+  dataset TEXT NOT NULL,
+  seed INTEGER NOT NULL,
+  summary BLOB NOT NULL
+) STRICT;
 """
 
 

@@ -21,12 +21,15 @@ from tidegate.schema import FLOAT, Column, Schema
 
 TASK = "task"
 FLOWER = "flower"
+LEAKAGE = "leakage"
 CALL = "call"
 GRADIENTS = "gradients"
 STEPS = "steps"
 OPTIMISE = "optimise"
 METRICS = "metrics"
 MEASURE = "measure"
+DESCRIBE = "describe"
+ATTACK = "attack"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from edge_node.trainer.device import device_name, pick_device
 from edge_node.trainer.frames import (
     FLOWER,
     GRADIENTS,
+    LEAKAGE,
     MEASURE,
     METRICS,
     STEPS,
@@ -71,7 +72,10 @@ def serve(start: Start, rank: Rank, memory_fd: int, sandbox: Sandbox) -> None:
         from edge_node.trainer import distributed  # noqa: PLC0415 - heavy, and few sites need it
 
         distributed.join(rank, device, loopback=sandbox.loopback)
-    if start.serves == GRADIENTS:
+    if start.work == LEAKAGE:
+        import edge_node.leakage.attacks  # noqa: F401, PLC0415 - nobody else needs them
+
+    if start.serves == GRADIENTS or start.work == LEAKAGE:
         load_libraries()
     report = sandbox.seal()
     if start.required and report.missing:
@@ -104,6 +108,10 @@ def _load_work(
     if start.serves == MEASURE:
         length = spec_of(_load_task(start, folder).model).length
         return lambda _request: {"length": length}
+    if start.work == LEAKAGE:
+        from edge_node.leakage.attacks import LeakageAttacks  # noqa: PLC0415 - imported above
+
+        return LeakageAttacks(start, port, folder, device).answer
     app, context = _load(start, port, folder, device, rank), new_context()
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def offer(**values):
 def refusal(job):
     # The desk reads an offer before it looks at anything of the site's own.
     with pytest.raises(PeerError) as caught:
-        asyncio.run(OfferDesk(None, None, None, None).accept(job, MANIFEST, None))
+        asyncio.run(OfferDesk(None, None, None, None, None).accept(job, MANIFEST, None))
     return caught.value.reason
 
 

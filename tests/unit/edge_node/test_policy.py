@@ -241,3 +241,11 @@ def test_what_the_lint_may_let_pass_is_named(tmp_path):
     for wrong in ('["imprints"]', '"imprint"', "[1]"):
         with pytest.raises(UsageError, match="allow"):
             load(tmp_path, f"{BASE}[lint]\nallow = {wrong}\n")
+
+
+def test_a_leakage_audit_can_be_required(tmp_path):
+    assert not load(tmp_path, BASE).require_leakage_audit
+    policy = load(tmp_path, "require_leakage_audit = true\nleakage_audit_days = 30" + BASE)
+    assert (policy.require_leakage_audit, policy.leakage_audit_days) == (True, 30)
+    with pytest.raises(UsageError, match="leakage_audit_days"):
+        load(tmp_path, "leakage_audit_days = 0" + BASE)
