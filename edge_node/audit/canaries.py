@@ -117,16 +117,13 @@ def in_local_updates(subject: Subject, included_M: NDArray[np.bool_]) -> Seen:
     m = included_M.size
     app = ScriptedApp(canary_records(m, subject.spec.length, subject.terms.bins))
     site = subject.site(_rows_of(included_M, 0, 1), app)
-    local = subject.plan.local
-    if local is None or subject.job.local is None:
-        raise AssertionError
     scores_M = np.zeros(m)
     for number in range(1, subject.terms.rounds + 1):
         ring_d = update_of(site, subject.request(number)).vector_D.astype(np.uint32)
         plan = subject.plan_of(number)
         moved_D = decode_sum(plan, reduce_in_place(ring_d, plan.bits), 1.0).gradient_D
-        # The model moved against the gradient, so a canary's coordinate went up.
-        scores_M += moved_D[:m] * local.expected_batch / (subject.job.local.learning_rate or 1.0)
+        # The model moved against the gradient, at a rate of 1: a canary's coordinate went up.
+        scores_M += moved_D[:m] * subject.local.expected_batch
     return Seen(scores_M / subject.terms.clipping_norm, included_M)
 
 

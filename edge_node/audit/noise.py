@@ -152,9 +152,7 @@ def check_local_noise(setting: Setting) -> list[Finding]:
             local=_LOCAL,
         )
     )
-    plan, local = subject.plan, subject.plan.local
-    if local is None:
-        raise AssertionError
+    plan, local = subject.plan, subject.local
     site = subject.site([], ScriptedApp(_nothing(subject)))
     made = []
     for number in range(1, _ROUNDS + 1):

@@ -25,6 +25,8 @@ from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
 from edge_node.trainer.trainer import OnChunk, Trainer
 from privacy.decode import MeanDelta, decode_sum
+from privacy.errors import UsageError
+from privacy.local_noise import LocalNoise
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import CohortRules, derive_encoding, job_epsilon, step_event
@@ -181,6 +183,17 @@ class Subject:
         """Give epsilon as the accountant claims it for all rounds, at any delta."""
         terms = replace(privacy_terms(self.job), delta_dp=delta)
         return job_epsilon(self.plan, terms, self.rules)
+
+    @property
+    def local(self) -> LocalNoise:
+        """Return what the plan says about local steps.
+
+        Raises:
+            UsageError: It is not of mode record-local.
+        """
+        if self.plan.local is None:
+            raise UsageError(f"mode {self.plan.mode} has no noised local steps to audit")
+        return self.plan.local
 
     @property
     def delta(self) -> float:
