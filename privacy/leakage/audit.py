@@ -15,6 +15,7 @@ from torch import Tensor
 
 from privacy.errors import UsageError
 from privacy.leakage.effort import Effort
+from privacy.leakage.features import attack_features
 from privacy.leakage.fields import Batch
 from privacy.leakage.first_layer import (
     IMPRINT,
@@ -105,6 +106,7 @@ def _attack(victims: _Victims, effort: Effort) -> list[Finding]:
         *attack_pictures(releases, effort, source),
         *attack_tokens(releases),
         *attack_tables(releases, effort, source),
+        *attack_features(releases, effort, source),
     ]
 
 

@@ -47,6 +47,12 @@ class Candidate:
             self.free.append(drawn.requires_grad_())
         self.clamp()
 
+    def start(self, place: int, unit: Tensor) -> None:
+        """Begin at given shares of the range of one unknown column of numbers."""
+        spread = _SPREAD[self._unknown[place].kind]
+        with torch.no_grad():
+            self.free[place].copy_((unit - 0.5) / spread)
+
     def batch(self) -> Batch:
         """Give the batch that the free numbers stand for, differentiable by them."""
         guessed = {}

@@ -39,6 +39,7 @@ NEAR = 0.319 / 12**0.5
 
 _RATE = 0.06
 _GUESSES = 32
+_POOLED = 2.0  # times the best distance: farther starts are stuck, and would spoil the median
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def attack_tables(
         reason = "no column but pictures, tokens and targets"
         return [not_applicable(ATTACK, TITLE, exposure, Metric.CELLS, reason)]
     outcomes = [_reconstruct(unknown, release, effort, source) for release in releases]
-    guesses = [_guess(unknown, release, source) for release in releases for _ in range(_GUESSES)]
+    guesses = [[_guess(unknown, r, source) for r in releases] for _ in range(_GUESSES)]
     return [_finding(unknown, releases, outcomes, guesses)]
 
 
@@ -80,13 +81,14 @@ def _finding(
     unknown: Sequence[Field],
     releases: Sequence[Release],
     outcomes: Sequence[_Outcome],
-    guesses: Sequence[_Outcome],
+    guesses: Sequence[Sequence[_Outcome]],
 ) -> Finding:
     right_NK = np.concatenate([outcome.right_NK for outcome in outcomes])
     score = float(right_NK.mean())
-    baseline = float(np.mean([guess.right_NK.mean() for guess in guesses]))
+    blind = [np.concatenate([guess.right_NK for guess in trials]) for trials in guesses]
+    baseline = float(np.mean([cells_NK.mean() for cells_NK in blind]))
     exact = int(right_NK.all(axis=1).sum())
-    by_chance = max(int(guess.right_NK.all(axis=1).sum()) for guess in guesses) * len(releases)
+    by_chance = max(int(cells_NK.all(axis=1).sum()) for cells_NK in blind)
     order = right_NK.mean(axis=1).argsort()[::-1][:MAX_SHOWN]
     names = [f.name if f.size == 1 else f"{f.name}[{i}]" for f in unknown for i in range(f.size)]
     return Finding(
@@ -128,9 +130,9 @@ def _reconstruct(
         smoothness=0.0,
         follow_all=True,
     )
-    pooled = _pooled(search(release, make, how))
+    medians = pooled(search(release, make, how))
     values = {}
-    for field, guess in zip(unknown, pooled, strict=True):
+    for field, guess in zip(unknown, medians, strict=True):
         if field.kind is FieldKind.CATEGORY:
             values[field.name] = guess.argmax(dim=-1) + field.bounds[0]
         else:
@@ -138,9 +140,10 @@ def _reconstruct(
     return _compared(unknown, values, release.batch)
 
 
-def _pooled(found: Sequence[Found]) -> list[Tensor]:
-    """Take the median over starts, rows brought into the order of the best one's."""
+def pooled(found: Sequence[Found]) -> list[Tensor]:
+    """Take the median over starts that came near, rows brought into the order of the best one's."""
     best = found[0].guess
+    found = [one for one in found if one.distance <= _POOLED * found[0].distance]
     reference = torch.cat([part.reshape(len(part), -1) for part in best], dim=1)
     aligned: list[list[Tensor]] = [[] for _ in best]
     for one in found:

@@ -10,9 +10,11 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from privacy.leakage.audit import audit
 from privacy.leakage.effort import Effort
+from privacy.leakage.features import attack_features
 from privacy.leakage.first_layer import (
     IMPRINT,
     PASSIVE,
@@ -29,11 +31,15 @@ from privacy.leakage.tokens import attack_tokens
 from privacy.leakage.verdict import Exposure, Verdict
 from privacy.pipeline import Mode
 from tests.support.leaky_jobs import (
+    TABLE_FIELDS,
     Privacy,
+    TableNet,
     noised,
     picture_job,
     picture_mlp_job,
+    scene_of,
     table_job,
+    table_loss,
     token_job,
 )
 
@@ -181,6 +187,21 @@ def test_rows_behind_noise_pass_and_a_blind_attack_scores_the_baseline():
     blind = rows(table_job(records=8), nothing, effort=BRIEF)
     assert blind.verdict is Verdict.PASS
     assert blind.score == pytest.approx(blind.baseline, abs=0.05)
+
+
+def prepared_rows(privacy, effort, records=3):
+    torch.manual_seed(0)
+    smooth = TableNet(nn.Tanh)  # no neuron is silent, so quotients of gradients mix all records
+    scene = scene_of(smooth, table_loss, TABLE_FIELDS, privacy, records)
+    with still(scene.model):
+        return attack_features(releases(scene, trials=effort.trials), effort, source())[0]
+
+
+def test_what_the_first_layer_sees_is_found_without_noise_and_not_behind_it():
+    found = prepared_rows(Privacy(), Effort(trials=1, iterations=400, restarts=1))
+    assert found.verdict is Verdict.FAIL
+    assert found.score > found.baseline + 0.2
+    assert prepared_rows(noised(1.0), BRIEF).verdict is Verdict.PASS
 
 
 def tokens(scene, change=None, exposure=Exposure.ALONE, trials=2):
