@@ -76,12 +76,14 @@ class SiteService:
         finally:
             for task in (writer, reader):
                 task.cancel()
-            _, fault = await asyncio.gather(writer, reader, return_exceptions=True)
-            if isinstance(fault, Exception):
-                LOGGER.error("site %s: session broke", site.site_id, exc_info=fault)
+            # Before anything is waited for: where the connection broke, gRPC cancels this call as
+            # well, at any moment, and the round must hear of the loss all the same.
             if self._sessions.drop(session, time.time()):
                 LOGGER.info("site %s disconnected: %s", site.site_id, why)
                 self._events.site_disconnected(session, why)
+            _, fault = await asyncio.gather(writer, reader, return_exceptions=True)
+            if isinstance(fault, Exception):
+                LOGGER.error("site %s: session broke", site.site_id, exc_info=fault)
         if session.closed.done():
             LOGGER.warning("site %s: session closed: %s", site.site_id, why)
             await refuse(context, why)
