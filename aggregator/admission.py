@@ -56,10 +56,10 @@ def admit(
             Reason.WRONG_SHAPE,
             f"the model has {len(model)} bytes, its spec says {_FLOAT32_BYTES * spec.length}",
         )
+    terms = privacy_terms(file)
     _check_cohort(file, manifest)
     job_id = _new_job_id(file.name)
     rules = CohortRules(manifest.colluders, manifest.min_survivors, len(manifest.members))
-    terms = privacy_terms(file)
     try:
         summed = update_spec(file, spec)
         plan = derive_encoding(terms, summed, rules, hash_of("job-map", job_id))

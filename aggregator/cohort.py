@@ -9,8 +9,12 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from privacy.errors import UsageError
+from privacy.errors import PeerError, UsageError
+from privacy.pipeline import Mode
+from privacy.secagg.encoding import hash_of
+from privacy.secagg.graph import STANDARD
 from privacy.secagg.messages import Fingerprint
+from privacy.secagg.rules import DEFAULT_DROPOUT_PERCENT, thresholds
 from tidegate.jobfile import LEAST_GROUP_SITES, JobFile
 from tidegate.manifest import Manifest
 
@@ -40,6 +44,8 @@ class CohortRule:
         target_sites: Cut as soon as this many are ready.
         deadline_s: Seconds from the start of a round after which it is cut without the others.
         groups: See ``GroupRule``.
+        dropout_percent: Of the manifest.
+        shares_noise: The job's noise is shared among the sites, so the sparse graph is not for it.
     """
 
     colluders: int
@@ -47,6 +53,8 @@ class CohortRule:
     target_sites: int
     deadline_s: float
     groups: GroupRule = GroupRule()
+    dropout_percent: int = DEFAULT_DROPOUT_PERCENT
+    shares_noise: bool = False
 
     @property
     def group_sites(self) -> int:
@@ -58,13 +66,35 @@ class CohortRule:
         """Return the fewest sites of a cohort: what one sum needs, for each of its groups."""
         return self.groups.count * self.group_sites
 
+    def size_of(self, ready: int) -> int:
+        """Return how many of the ready sites make the largest cohort; 0 if none do.
+
+        All of them, or where the sparse graph is not for them, those that the complete one takes.
+        """
+        for size in (ready, self.groups.count * STANDARD.complete_up_to):
+            if self.min_sites <= size <= ready and self._carries(size):
+                return size
+        return 0
+
+    def _carries(self, size: int) -> bool:
+        for each in {size // self.groups.count, -(-size // self.groups.count)}:
+            if self.shares_noise and STANDARD.is_sparse(each):
+                return False
+            try:
+                thresholds(each, self.colluders, self.min_survivors, self.dropout_percent)
+            except PeerError:
+                return False
+        return True
+
     def __post_init__(self) -> None:
         """Refuse a target that could never be a cohort.
 
         Raises:
-            UsageError: It is below max(3c, N_min), of each group where there are groups.
+            UsageError: It is below max(3c, N_min), of each group where there are groups, or needs a
+                sparse graph that is refused.
         """
         if self.target_sites >= self.min_sites:
+            self._check_sparse()
             return
         if self.groups.count > 1:
             raise UsageError(
@@ -78,6 +108,24 @@ class CohortRule:
             f" {self.min_sites} sites that the manifest asks of a cohort"
         )
 
+    def _check_sparse(self) -> None:
+        """Refuse a target whose sums would need a sparse graph that is not for them."""
+        most = -(-self.target_sites // self.groups.count)
+        if STANDARD.is_sparse(most) and self.shares_noise:
+            raise UsageError(
+                f"[round] target_sites = {self.target_sites} asks for sums over {most} sites, more"
+                f" than the {STANDARD.complete_up_to} of a complete graph. The sparse graph above"
+                " is not for modes whose noise is shared among the sites (record-distributed, site),"
+                " as how many honest sites one sum holds is not promised there. Lower it, or use"
+                " mode record-local"
+            )
+        try:
+            thresholds(most, self.colluders, self.min_survivors, self.dropout_percent)
+        except PeerError as error:
+            raise UsageError(
+                f"[round] target_sites = {self.target_sites} cannot be a cohort: {error.args[0]}"
+            ) from error
+
 
 def cohort_rule(job: JobFile, manifest: Manifest) -> CohortRule:
     """Read when cohorts of a job are cut, and into how many groups.
@@ -90,8 +138,29 @@ def cohort_rule(job: JobFile, manifest: Manifest) -> CohortRule:
         groups = GroupRule(robust.groups, robust.least_groups, LEAST_GROUP_SITES)
     rules = job.round
     return CohortRule(
-        manifest.colluders, manifest.min_survivors, rules.target_sites, rules.deadline_s, groups
+        manifest.colluders,
+        manifest.min_survivors,
+        rules.target_sites,
+        rules.deadline_s,
+        groups,
+        manifest.dropout_percent,
+        Mode(job.privacy.mode).shares_noise,
     )
+
+
+def choose(
+    ready: Collection[Fingerprint], rule: CohortRule, seed: bytes, draw: int
+) -> tuple[Fingerprint, ...]:
+    """Choose the cohort out of the ready sites: all, or where they are too many, some at random.
+
+    Args:
+        ready: Sites that ``may_cut`` found to be enough.
+        rule: See ``CohortRule``.
+        seed: As for ``draw_groups``.
+        draw: Likewise.
+    """
+    order = sorted(ready, key=lambda site: hash_of("cut", seed, draw, site))
+    return tuple(sorted(order[: rule.size_of(len(ready))]))
 
 
 def may_cut(
@@ -109,7 +178,7 @@ def may_cut(
         rule: See ``CohortRule``.
         late: The round's deadline is past.
     """
-    if len(ready) < rule.min_sites:
+    if not rule.size_of(len(ready)):
         return False
     return late or not training or len(ready) >= rule.target_sites
 

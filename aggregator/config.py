@@ -12,6 +12,7 @@ from pathlib import Path
 from privacy.errors import UsageError
 from privacy.secagg.keys import suite_named
 from privacy.secagg.rules import StepTimeouts
+from tidegate.manifest import MAX_SITES
 from tidegate.names import DEVICE, NAME, NAME_RULE
 from tidegate.toml_table import Span, Table
 
@@ -47,7 +48,7 @@ class Limits:
     max_upload_bytes: int = 1 << 30
     max_app_bytes: int = 1 << 20
     max_model_bytes: int = 1 << 31
-    max_sites: int = 200
+    max_sites: int = MAX_SITES
     max_jobs: int = 64
     outgoing_messages: int = 256
     bundle_stock: int = 64

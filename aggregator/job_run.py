@@ -33,6 +33,7 @@ from privacy.secagg.messages import (
     AbortSignature,
     DealtShares,
     Fingerprint,
+    GraphReveal,
     SurvivorSignature,
     UnmaskShares,
 )
@@ -223,6 +224,7 @@ class JobRun:
             case (
                 AttemptFailed()
                 | AbortSignature()
+                | GraphReveal()
                 | DealtShares()
                 | SurvivorSignature()
                 | UnmaskShares()

@@ -161,6 +161,7 @@ def open_attempt(
         length=plan.length,
         colluders=manifest.colluders,
         min_survivors=manifest.min_survivors,
+        dropout_percent=manifest.dropout_percent,
         chain_head=model.chain_head,
         bases=tuple(BaseVersion(signed.bundle.site, model.version) for signed in drawn),
     )

@@ -54,6 +54,7 @@ from privacy.secagg.messages import (
     AbortSignature,
     DealtShares,
     Fingerprint,
+    GraphReveal,
     Published,
     SurvivorSignature,
     UnmaskShares,
@@ -61,7 +62,9 @@ from privacy.secagg.messages import (
 from privacy.secagg.server import ServerAttempt
 from tidegate.messages import AggregatorMessage, AttemptFailed, AttemptResult, TrainRequest
 
-AttemptMessage = AttemptFailed | AbortSignature | DealtShares | SurvivorSignature | UnmaskShares
+AttemptMessage = (
+    AttemptFailed | AbortSignature | GraphReveal | DealtShares | SurvivorSignature | UnmaskShares
+)
 """What a site says about one attempt, named by its ctx."""
 
 

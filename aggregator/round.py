@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from aggregator.cohort import CohortRule, draw_groups, may_cut
+from aggregator.cohort import CohortRule, choose, draw_groups, may_cut
 from aggregator.group_attempt import GroupAttempt
 from aggregator.round_events import (
     AttemptOpened,
@@ -286,12 +286,13 @@ class Round:
         self._pause_until_s = None
         self.phase = Phase.OPENING
         self._tries += 1
-        self._cohort = frozenset(ready)
-        for site in ready:
+        cohort = choose(ready, self.config.rule, self.config.seed, self._tries)
+        self._cohort = frozenset(cohort)
+        for site in cohort:
             self._sites[site].state = SiteState.IN_COHORT
         count = self.config.rule.groups.count
         commands: list[RoundCommand] = []
-        drawn = draw_groups(ready, count, self.config.seed, self._tries)
+        drawn = draw_groups(cohort, count, self.config.seed, self._tries)
         for index, sites in enumerate(drawn, start=1):
             self._number += 1
             self._groups[self._number] = GroupAttempt(self._number, frozenset(sites))

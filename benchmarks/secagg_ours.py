@@ -39,7 +39,13 @@ from privacy.secagg.messages import (
     Published,
     SignedBundle,
 )
-from privacy.secagg.rules import CohortPolicy, ExpectedPlan, ServerConfig, SiteConfig
+from privacy.secagg.rules import (
+    DEFAULT_DROPOUT_PERCENT,
+    CohortPolicy,
+    ExpectedPlan,
+    ServerConfig,
+    SiteConfig,
+)
 from privacy.secagg.server import ServerAttempt
 from privacy.secagg.site import SiteAttempt, SiteSecrets
 from tidegate.convert import session
@@ -149,6 +155,7 @@ class Exchange:
             cell.dim,
             COLLUDERS,
             self._least,
+            DEFAULT_DROPOUT_PERCENT,
             bytes(32),
             tuple(BaseVersion(f, 1) for f in self._members),
         )
@@ -278,7 +285,9 @@ class Exchange:
 
     def _site_config(self, me: bytes, pinned: dict[bytes, bytes]) -> SiteConfig:
         policy = CohortPolicy(COLLUDERS, self._least)
-        plan = ExpectedPlan(b"encoding", self._plan.bits, self._cell.dim, bytes(32), 1, 1)
+        plan = ExpectedPlan(
+            b"encoding", self._plan.bits, self._cell.dim, bytes(32), 1, 1, shared_noise=False
+        )
         return SiteConfig(me, P256, self._context, pinned, policy, plan)
 
 

@@ -12,6 +12,7 @@ from privacy.secagg.commands import Commit, Purpose, Step
 from privacy.secagg.messages import (
     AbortRequest,
     Fingerprint,
+    GraphReveals,
     MaskTerm,
     Roster,
     ShareDelivery,
@@ -203,6 +204,7 @@ AttemptEvent = (
     | StepCommitted
     | StepRefused
     | UploadFailed
+    | GraphReveals
     | ShareDelivery
     | SurvivorSet
     | SurvivorQuorum
@@ -279,7 +281,7 @@ class CommitStep:
     """Make a step durable; answer with ``StepCommitted`` or ``StepRefused``.
 
     Attributes:
-        facts: At step 1: what ``Exchange.restore`` needs after a crash.
+        facts: With the first slot: what ``Exchange.restore`` needs after a crash.
         survivors: At step 4 in mode ``none``: U3 of the sum that may be opened from then on; kept
             with the job, so that a restart does not forget it.
     """

@@ -136,7 +136,7 @@ class Exchange:
 
         Args:
             names: Job id, round, attempt.
-            facts: `CommitStep.facts` of its step 1.
+            facts: `CommitStep.facts` of its first slot.
             held: Its own bundle and its secrets, as they were.
             stored: Its durable slots.
             now_s: Unix seconds.
@@ -337,7 +337,7 @@ class Exchange:
             key=live.facts.key,
             attempt=live.context.attempt,
             commit=commit,
-            facts=live.facts.encode() if step is Step.SHARE_KEYS else b"",
+            facts=live.facts.encode() if commit.begins else b"",
             survivors=live.survivors if step is Step.UNMASK else (),
         )
 

@@ -198,6 +198,7 @@ class AttemptFacts:
             newest_version=version,
             noised=plan.mode is not Mode.NONE,
             surplus_levels=plan.surplus_levels,
+            shared_noise=plan.mode.shares_noise,
         )
 
 

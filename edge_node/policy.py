@@ -253,6 +253,7 @@ def cohort_policy(
     return CohortPolicy(
         colluders=manifest.colluders,
         min_survivors=manifest.min_survivors,
+        dropout_percent=manifest.dropout_percent,
         min_cohort=policy.min_cohort,
         min_pinned_peers=policy.min_pinned_peers,
         min_honest=policy.min_honest,

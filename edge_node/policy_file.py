@@ -10,6 +10,7 @@ from privacy.errors import UsageError
 from privacy.leakage.model_lint import Detector
 from privacy.secagg.rules import DEFAULT_MIN_HONEST, LEAST_HONEST
 from tidegate.jobfile import MODES, NONE
+from tidegate.manifest import MAX_SITES
 from tidegate.toml_table import Span, Table
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -65,9 +66,9 @@ def load_policy(path: Path) -> Policy:
         max_epsilon_per_job=top.number("max_epsilon_per_job", Span(0, 100)),
         max_delta_dp=top.number("max_delta_dp", Span(0, 1, open_high=True)),
         min_noise_multiplier=top.number("min_noise_multiplier", Span(0, 1e6), 0.3),
-        min_cohort=top.whole("min_cohort", Span(2, 200)) if top.has("min_cohort") else None,
-        min_pinned_peers=top.whole("min_pinned_peers", Span(0, 199), 0),
-        min_honest=top.whole("min_honest", Span(LEAST_HONEST, 200), DEFAULT_MIN_HONEST),
+        min_cohort=top.whole("min_cohort", Span(2, MAX_SITES)) if top.has("min_cohort") else None,
+        min_pinned_peers=top.whole("min_pinned_peers", Span(0, MAX_SITES - 1), 0),
+        min_honest=top.whole("min_honest", Span(LEAST_HONEST, MAX_SITES), DEFAULT_MIN_HONEST),
         small_cohort_consent=top.flag("small_cohort_consent", default=False),
         allow_adjacent_cohorts=top.flag("allow_adjacent_cohorts", default=False),
         require_sandbox=top.flag("require_sandbox", default=False),

@@ -69,9 +69,9 @@ class StepWriter:
         begin: StoredAttempt | None = None
         update: NoisedUpdate | None = None
         charge: PreparedCharge | None = None
-        if commit.step is Step.SHARE_KEYS:
+        if commit.begins:
             begin = self._begin(command)
-        elif commit.step is Step.MASKED_UPDATE:
+        if commit.step is Step.MASKED_UPDATE:
             update = self._update(command)
             charge = self._charge(command) if commit.charge else None
         self._store.commit_step(

@@ -1,9 +1,9 @@
 """Keep what a site must never forget: pins, one-time bundles, attempts, slots, ledger.
 
 Rules kept here (secure-aggregation.md, "Keys and bundles" and "Every step has one durable slot"):
-- one transaction a step: slot, at step 1 also the burnt serial and the attempt, at step 2 also the
-  charge, at step 4 (mode ``none``) also whose sum it is; with it generation g+1; then the mirror;
-  only then may the caller let bytes leave;
+- one transaction a step: slot, with the first one also the burnt serial and the attempt, at step 2
+  also the charge, at step 4 (mode ``none``) also whose sum it is; with it generation g+1; then the
+  mirror; only then may the caller let bytes leave;
 - a slot is written once; the identical input finds it, a different one is refused;
 - secrets lie wrapped under the boot key, bound to their place; without it they are void.
 Not kept here: jobs (`store_jobs.py`, in the same database), what a charge costs (`budget.py`), what

@@ -33,7 +33,7 @@ CREATE TABLE attempts (
 CREATE INDEX attempts_by_job ON attempts (job_id, round, attempt);
 CREATE TABLE slots (
   ctx BLOB NOT NULL REFERENCES attempts (ctx) ON DELETE CASCADE,
-  step INTEGER NOT NULL CHECK (step BETWEEN 1 AND 4),
+  step INTEGER NOT NULL CHECK (step BETWEEN 0 AND 4),
   input_digest BLOB NOT NULL,
   slot BLOB NOT NULL,
   update_bytes BLOB,
@@ -106,12 +106,12 @@ class StoredBundle:
 
 @dataclass(frozen=True)
 class StoredAttempt:
-    """An attempt that step 1 was committed for.
+    """An attempt whose first slot was committed.
 
     Attributes:
         facts: Whatever the daemon needs to rebuild it, as the daemon encoded it.
         secrets: Bundle seed, self-mask seed, coefficient seed and surplus seeds, 32 bytes each.
-        serial: The bundle that step 1 burns; 0 once it is burnt.
+        serial: The bundle that the first slot burns; 0 once it is burnt.
         bundle: That bundle as it was signed, once it is burnt.
     """
 
@@ -130,7 +130,7 @@ class StepRecord:
     """One step to make durable.
 
     Attributes:
-        begin: At step 1: the attempt, whose serial is burnt with it.
+        begin: With the first slot: the attempt, whose serial is burnt with it.
         charge: (data-set id, sequence, canonical bytes, new head) of the ledger entry.
         update: The update's integers, kept from step 2 until released, or None.
         sum_of: At step 4: the job and the members of its sum, or None.

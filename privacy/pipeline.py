@@ -54,6 +54,15 @@ class Mode(StrEnum):
     NONE = "none"
 
     @property
+    def shares_noise(self) -> bool:
+        """Whether each site adds only its part of the sum's noise.
+
+        The privacy of such a sum is counted in honest survivors, N_min - c, which secure
+        aggregation promises on the complete graph only (secure-aggregation.md, "Noise").
+        """
+        return self in (Mode.RECORD_DISTRIBUTED, Mode.SITE)
+
+    @property
     def by_record(self) -> bool:
         """Whether records, or users, are sampled and clipped one by one."""
         return self in (Mode.RECORD_DISTRIBUTED, Mode.RECORD_LOCAL)

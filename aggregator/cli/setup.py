@@ -13,6 +13,7 @@ from aggregator.cli.connection import CLIENT_FILE, OperatorFolder, operator_api
 from aggregator.cli.output import Session
 from privacy.errors import UsageError
 from privacy.secagg.keys import P256, SUITES, Suite, suite_named
+from privacy.secagg.rules import DEFAULT_DROPOUT_PERCENT
 from tidegate import manifest, pki
 from tidegate.convert import site_record_from_wire
 from tidegate.v1 import operator_pb2
@@ -98,7 +99,11 @@ def make_consortium(folder: Path, name: str, host: str, ports: Ports, suite: Sui
 
 
 def seal_manifest(
-    folder: OperatorFolder, colluders: int, min_survivors: int, max_sites_per_person: int = 2
+    folder: OperatorFolder,
+    colluders: int,
+    min_survivors: int,
+    max_sites_per_person: int = 2,
+    dropout_percent: int = DEFAULT_DROPOUT_PERCENT,
 ) -> manifest.Manifest:
     """Sign the manifest over all enrolled sites with the operator key and hand it out."""
     signer = pki.EcdsaSigner(pki.load_key(pki.read_private(folder.signing_key_file())))
@@ -111,6 +116,7 @@ def seal_manifest(
             roster_epoch=1,
             colluders=colluders,
             min_survivors=min_survivors,
+            dropout_percent=dropout_percent,
             members=tuple(
                 manifest.make_member(site.site_id, site.node_fingerprint, site.signing_spki)
                 for site in sorted(sites, key=lambda site: site.site_id)
@@ -186,6 +192,10 @@ def seal(
             help="k_max: in how many sites one person's data may lie; epsilon is stated for it too."
         ),
     ] = 2,
+    dropout_percent: Annotated[
+        int,
+        typer.Option(help="Sites that may drop out of a round; above 20 it costs large cohorts."),
+    ] = DEFAULT_DROPOUT_PERCENT,
     suite: Annotated[
         str, typer.Option(help="Another suite than the operator folder's; keys must fit it.")
     ] = "",
@@ -195,7 +205,7 @@ def seal(
     folder = session.folder()
     if suite:
         folder = replace(folder, suite=suite_named(suite).name)
-    sealed = seal_manifest(folder, colluders, min_survivors, sites_per_person)
+    sealed = seal_manifest(folder, colluders, min_survivors, sites_per_person, dropout_percent)
     members = [member.site_id for member in sealed.members]
     session.show(
         {
@@ -205,6 +215,7 @@ def seal(
             "colluders": colluders,
             "min_survivors": min_survivors,
             "max_sites_per_person": sites_per_person,
+            "dropout_percent": dropout_percent,
         },
         f"sealed {len(members)} sites, c={colluders}, N_min={min_survivors}, a person in at most"
         f" {sites_per_person} of them:"

@@ -31,7 +31,13 @@ from privacy.secagg.messages import (
     CohortPlan,
     SignedBundle,
 )
-from privacy.secagg.rules import CohortPolicy, ExpectedPlan, ServerConfig, SiteConfig
+from privacy.secagg.rules import (
+    DEFAULT_DROPOUT_PERCENT,
+    CohortPolicy,
+    ExpectedPlan,
+    ServerConfig,
+    SiteConfig,
+)
 from privacy.secagg.server import ServerAttempt
 from privacy.secagg.site import SiteAttempt, SiteSecrets
 
@@ -162,6 +168,7 @@ class SecureCohort:
             plan.length,
             self._rules.colluders,
             self._rules.min_survivors,
+            DEFAULT_DROPOUT_PERCENT,
             self._chain_head,
             tuple(BaseVersion(member, _VERSION) for member in self._members),
         )

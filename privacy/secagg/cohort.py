@@ -5,12 +5,13 @@ aggregator, which cut the cohort itself, from ``Cohort.of``.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from privacy.errors import PeerError, Reason
+from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import statements
+from privacy.secagg.graph import STANDARD, Graph, GraphRule
 from privacy.secagg.keys import Suite
 from privacy.secagg.messages import (
     AttemptContext,
@@ -19,31 +20,62 @@ from privacy.secagg.messages import (
     Roster,
     SignedBundle,
 )
-from privacy.secagg.rules import SiteConfig, Thresholds, thresholds
+from privacy.secagg.rules import MAX_ATTEMPTS, SiteConfig, Thresholds, thresholds
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """U1 with its hashes and thresholds; indices run from 1."""
+    """U1 with its hashes, thresholds and graph; indices run from 1."""
 
     roster: Roster
     ctx: bytes
     rh: bytes
     mh: bytes
     limits: Thresholds
+    drawn: Graph | None
 
     @classmethod
-    def of(cls, roster: Roster) -> "Cohort":
-        """Compute hashes and thresholds of a roster.
+    def of(cls, roster: Roster, rule: GraphRule = STANDARD) -> "Cohort":
+        """Compute hashes and thresholds of a roster; a sparse graph waits for the reveals.
 
         Raises:
             PeerError: As ``rules.thresholds``.
         """
         ctx = roster.context.digest()
-        plan = roster.plan
-        limits = thresholds(len(roster.bundles), plan.colluders, plan.min_survivors)
+        n, plan = len(roster.bundles), roster.plan
+        limits = thresholds(n, plan.colluders, plan.min_survivors, plan.dropout_percent, rule)
         rh = statements.roster_hash(ctx, roster.bundles)
-        return cls(roster, ctx, rh, plan.digest(), limits)
+        graph = None if rule.is_sparse(n) else Graph.complete(n)
+        return cls(roster, ctx, rh, plan.digest(), limits, graph)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the graph is drawn from reveals."""
+        return self.limits.degree < self.n - 1
+
+    @property
+    def graph(self) -> Graph:
+        """Who are neighbours; sparse cohorts have it once all r are revealed."""
+        if self.drawn is None:
+            raise UsageError("this cohort's graph is not drawn yet")
+        return self.drawn
+
+    def with_seed(self, seed: bytes) -> "Cohort":
+        """Return the cohort with the sparse graph of a seed (``statements.graph_seed``)."""
+        return replace(self, drawn=Graph.circulant(self.n, self.limits.degree, seed))
+
+    def check_reveal(self, index: int, value: bytes) -> None:
+        """Hold a member's r against its bundle.
+
+        Raises:
+            PeerError: EQUIVOCATION, its bundle commits to another one.
+        """
+        committed = self.roster.bundles[index - 1].bundle.r_commitment
+        if statements.reveal_commitment(value) != committed:
+            raise PeerError(
+                Reason.EQUIVOCATION,
+                f"the r of {self.name(index)} is not what its bundle commits to",
+            )
 
     @property
     def n(self) -> int:
@@ -140,7 +172,9 @@ def admit(roster: Roster, config: SiteConfig, own: SignedBundle, now_s: float) -
         PeerError: The clause that fails, by its reason.
     """
     _check_context(roster.context, config)
-    cohort = Cohort.of(roster)
+    cohort = Cohort.of(roster, config.graph_rule)
+    if cohort.is_sparse:
+        _check_sparse(cohort, config)
     _check_members(cohort, config)
     _check_sizes(cohort, config)
     _check_plan(cohort, config)
@@ -160,6 +194,20 @@ def _check_context(context: AttemptContext, config: SiteConfig) -> None:
         raise PeerError(Reason.WRONG_CONTEXT, "the roster names another attempt, job or manifest")
     if (context.round, context.attempt) <= config.last_accepted:
         raise PeerError(Reason.REPLAY, f"attempt {context.attempt} was used up: it must increase")
+
+
+def _check_sparse(cohort: Cohort, config: SiteConfig) -> None:
+    """Refuse what the sparse graph cannot promise, and a draw of the graph too many."""
+    if config.plan.shared_noise:
+        raise PeerError(
+            Reason.POLICY,
+            f"a cohort of {cohort.n} sites needs the sparse graph, which is not for differential"
+            " privacy whose noise is shared among sites: cut the cohort smaller",
+        )
+    if cohort.roster.context.attempt > MAX_ATTEMPTS:
+        raise PeerError(
+            Reason.POLICY, f"more than {MAX_ATTEMPTS} attempts of one round would draw graphs anew"
+        )
 
 
 def _check_members(cohort: Cohort, config: SiteConfig) -> None:
@@ -182,8 +230,14 @@ def _check_members(cohort: Cohort, config: SiteConfig) -> None:
 
 def _check_sizes(cohort: Cohort, config: SiteConfig) -> None:
     policy, plan = config.policy, cohort.roster.plan
-    if (plan.colluders, plan.min_survivors) != (policy.colluders, policy.min_survivors):
-        raise PeerError(Reason.POLICY, "the plan's c and N_min are not those of the manifest")
+    if (plan.colluders, plan.min_survivors, plan.dropout_percent) != (
+        policy.colluders,
+        policy.min_survivors,
+        policy.dropout_percent,
+    ):
+        raise PeerError(
+            Reason.POLICY, "the plan's c, N_min or drop-out is not that of the manifest"
+        )
     if policy.min_survivors - policy.colluders < policy.min_honest:
         raise PeerError(Reason.POLICY, f"N_min - c is below min_honest = {policy.min_honest}")
     if cohort.n < policy.own_floor:

@@ -13,6 +13,8 @@ from privacy.secagg.messages import (
     AbortSignature,
     DealtShares,
     Fingerprint,
+    GraphReveal,
+    GraphReveals,
     MaskTerm,
     Published,
     Roster,
@@ -24,16 +26,19 @@ from privacy.secagg.messages import (
 )
 from privacy.secagg.transport import Encapsulation
 
-SiteMessage = DealtShares | SurvivorSignature | UnmaskShares | AbortSignature
+SiteMessage = GraphReveal | DealtShares | SurvivorSignature | UnmaskShares | AbortSignature
 """What a site sends to the aggregator (the masked vector goes by ``MaskAndUpload``)."""
 
-AggregatorMessage = Roster | ShareDelivery | SurvivorSet | SurvivorQuorum | AbortRequest | Published
+AggregatorMessage = (
+    Roster | GraphReveals | ShareDelivery | SurvivorSet | SurvivorQuorum | AbortRequest | Published
+)
 """What the aggregator sends to a site."""
 
 
 class Step(IntEnum):
-    """The steps of SA-1, by the number of their durable slot."""
+    """The steps of SA-1, by the number of their durable slot; sparse cohorts begin with REVEAL."""
 
+    REVEAL = 0
     SHARE_KEYS = 1
     MASKED_UPDATE = 2
     CONSISTENCY = 3
@@ -116,20 +121,23 @@ class Encapsulate:
 class Commit:
     """Make one step durable before any byte of it leaves; answer with ``Committed``.
 
-    One transaction: the slot under (ctx, step), which must not exist yet; at step 1 also bundle
-    serial and attempt; where ``charge`` is set also the ledger's charge. Then the mirror.
+    One transaction: the slot under (ctx, step), which must not exist yet; where ``begins`` is set
+    also bundle serial and attempt; where ``charge`` is set also the ledger's charge. Then the
+    mirror.
 
     Attributes:
         step: Number of the slot.
         input_digest: 32 bytes; names the accepted input.
         slot: What determines the output; holds no secret in the clear.
         charge: Charge the privacy ledger in the same transaction (step 2, unless a retry permit).
+        begins: It is the attempt's first slot, which holds the roster.
     """
 
     step: Step
     input_digest: bytes
     slot: bytes
     charge: bool = False
+    begins: bool = False
 
 
 @dataclass(frozen=True)

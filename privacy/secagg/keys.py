@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from privacy.errors import UsageError
 from privacy.secagg import shamir
 from privacy.secagg.agreement import ECDH_P256, ECDH_X25519, AgreementKey, KeyAgreement
-from privacy.secagg.encoding import Label, hash_of
+from privacy.secagg.encoding import Label
 from privacy.secagg.kdf import SEED_BYTES, check_seed, hkdf
 from privacy.secagg.messages import Bundle, Fingerprint
 from privacy.secagg.signatures import (
@@ -21,6 +21,7 @@ from privacy.secagg.signatures import (
     SoftwareSigner,
     fingerprint_of,
 )
+from privacy.secagg.statements import reveal_commitment
 from privacy.secagg.transport import (
     MLKEM768_X25519_TRANSPORT,
     P256_TRANSPORT,
@@ -148,7 +149,7 @@ class BundleSecrets:
 
     @property
     def graph_reveal(self) -> bytes:
-        """The random r that the bundle commits to (for the sparse graph)."""
+        """The random r that the bundle commits to, revealed in step 0 of a sparse cohort."""
         return hkdf(self.seed, Label.GRAPH_SEED)
 
 
@@ -180,6 +181,6 @@ def make_bundle(
         serial=serial,
         c_pk=suite.transport.public_key(secrets.transport_seed),
         m_pk=suite.masks.public_key(m_key),
-        r_commitment=hash_of(Label.GRAPH_REVEAL_COMMITMENT, secrets.graph_reveal),
+        r_commitment=reveal_commitment(secrets.graph_reveal),
         not_after_s=not_after_s,
     )

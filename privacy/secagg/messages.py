@@ -90,7 +90,8 @@ class CohortPlan:
 
     ``encoding`` is the canonical bytes of ``privacy.pipeline.EncodingPlan`` (vector spec, map and
     seed, scale, clipping norms, noise, sampling rate, bit width B). ``chain_head`` is the hash
-    chain over the broadcast bytes of all model versions up to the newest base.
+    chain over the broadcast bytes of all model versions up to the newest base. The manifest's
+    ``dropout_percent`` chooses the sparse graph's degree.
     """
 
     encoding: bytes
@@ -98,6 +99,7 @@ class CohortPlan:
     length: int
     colluders: int
     min_survivors: int
+    dropout_percent: int
     chain_head: bytes
     bases: tuple[BaseVersion, ...]
 
@@ -113,6 +115,7 @@ class CohortPlan:
             self.length,
             self.colluders,
             self.min_survivors,
+            self.dropout_percent,
             self.chain_head,
             len(self.bases),
             *flat,
@@ -129,8 +132,25 @@ class Roster:
 
 
 @dataclass(frozen=True)
+class GraphReveal:
+    """Step 0 of a sparse cohort, site to aggregator: the r that its bundle commits to."""
+
+    ctx: bytes
+    sender: Fingerprint
+    value: bytes
+
+
+@dataclass(frozen=True)
+class GraphReveals:
+    """Step 1 of a sparse cohort, aggregator to site: every member's r, by index."""
+
+    ctx: bytes
+    values: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
 class ShareCommitments:
-    """What a site commits to in step 1: its self-mask seed, and each dealt share by recipient."""
+    """What a site commits to in step 1: its self-mask seed, and each share by ``holders``."""
 
     self_seed: bytes
     self_shares: tuple[bytes, ...]
@@ -139,7 +159,7 @@ class ShareCommitments:
 
 @dataclass(frozen=True)
 class DealtShares:
-    """Step 1, site to aggregator: one ciphertext a recipient (by index, own left empty), signed."""
+    """Step 1, site to aggregator: one ciphertext a holder (ascending, own left empty), signed."""
 
     ctx: bytes
     sender: Fingerprint
@@ -173,7 +193,7 @@ class DeliveredShare:
 
 @dataclass(frozen=True)
 class ShareDelivery:
-    """Step 2, aggregator to site: the shares dealt by every other member of U2."""
+    """Step 2, aggregator to site: the shares dealt by every neighbour in U2."""
 
     ctx: bytes
     shares: tuple[DeliveredShare, ...]

@@ -50,10 +50,10 @@ def check_retry(old: SiteConfig, stored: Mapping[Step, bytes], proof: RetryProof
         raise UsageError("the old attempt has no slot 2: it charged nothing, so charge now")
     if Step.UNMASK in stored:
         raise UsageError("the old attempt's slot 4 let its shares and seeds out: charge now")
-    first = slots.decode(Step.SHARE_KEYS, stored[Step.SHARE_KEYS])
-    if not isinstance(first, slots.SharesSlot) or first.roster.context != old.context:
+    first = slots.first_of({step: slots.decode(step, stored[step]) for step in stored})
+    if first.roster.context != old.context:
         raise UsageError("the slots given belong to another attempt")
-    cohort = Cohort.of(first.roster)
+    cohort = Cohort.of(first.roster, old.graph_rule)
     cohort.check_ctx(proof.ctx)
     me = cohort.index_of(old.me)
     signers = set()

@@ -8,15 +8,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg import graph
 from privacy.secagg.encoding import Label, hash_of
+from privacy.secagg.graph import STANDARD, GraphRule, most_colluders
 from privacy.secagg.keys import Suite
 from privacy.secagg.messages import AttemptContext, CohortPlan, Fingerprint, SignedBundle
+
+MAX_ATTEMPTS = 100
+"""Sparse attempts of one round that a site takes part in: each draws one graph (``graph``)."""
 
 LEAST_HONEST = 2
 """A sum over fewer honest sites than this hides nobody; no policy may go below it."""
 
 DEFAULT_MIN_HONEST = 3
+
+DEFAULT_DROPOUT_PERCENT = 20
 
 
 @dataclass(frozen=True)
@@ -26,43 +31,104 @@ class Thresholds:
     Attributes:
         n: Sites in the cohort U1.
         colluders: c, absolute, from the manifest.
-        shares: t = floor(2n/3) + 1 shares reconstruct a secret.
+        degree: k, the neighbours of each site; n - 1 in the complete graph.
+        shares: t shares reconstruct a secret, of the k + 1 that the owner and its neighbours hold:
+            floor(2n/3) + 1 in the complete graph.
+        window: Least survivors among k/2 ring positions in a row, c_w + 1; 0 in the complete graph.
         quorum: T = floor(2n/3) + 1 signatures make a survivor set binding.
         retry: A = n + c - T + 1 signatures allow an uncharged retry.
-        floor: The fewest sites that U2 and U3 may have: max(t, T, N_min).
+        floor: The fewest sites that U2 and U3 may have: max(T, N_min), and t in the complete graph.
     """
 
     n: int
     colluders: int
+    degree: int
     shares: int
+    window: int
     quorum: int
     retry: int
     floor: int
 
+    @property
+    def held_floor(self) -> int:
+        """The fewest sites of N(i) and i whose shares a site must hold: t, or the floor."""
+        return self.floor if self.degree == self.n - 1 else self.shares
 
-def thresholds(n: int, colluders: int, min_survivors: int) -> Thresholds:
-    """Compute the thresholds and check that the cohort carries them.
+
+def thresholds(
+    n: int,
+    colluders: int,
+    min_survivors: int,
+    dropout_percent: int = DEFAULT_DROPOUT_PERCENT,
+    rule: GraphRule = STANDARD,
+) -> Thresholds:
+    """Compute the thresholds of a cohort of n and check that it carries them.
+
+    Args:
+        n: |U1|.
+        colluders: c of the manifest.
+        min_survivors: N_min of the manifest.
+        dropout_percent: Of the manifest; it matters to sparse cohorts only.
+        rule: See ``GraphRule``.
 
     Raises:
-        PeerError: POLICY, c or N_min make no sense, or 2t > n + c or |U1| >= 3c fails;
-            BELOW_THRESHOLD, fewer sites than max(t, T, N_min).
+        PeerError: POLICY, c or N_min make no sense, or |U1| >= 3c fails, or what the graph needs
+            (``_complete``, ``_sparse``); BELOW_THRESHOLD, fewer sites than the floor.
     """
-    graph.check_size(n)
     if colluders < 1 or min_survivors <= colluders:
         raise PeerError(Reason.POLICY, f"needs 1 <= c < N_min, not c={colluders}, {min_survivors}")
-    share_threshold = 2 * n // 3 + 1
-    quorum = 2 * n // 3 + 1
     if n < 3 * colluders:
         raise PeerError(Reason.POLICY, f"|U1| >= 3c fails: {n} sites, c={colluders}")
-    if 2 * share_threshold <= n + colluders:
-        raise PeerError(Reason.POLICY, f"2t > n + c fails: t={share_threshold}, n={n}")
-    floor = max(share_threshold, quorum, min_survivors)
+    quorum = 2 * n // 3 + 1
+    floor = max(quorum, min_survivors)
+    if rule.is_sparse(n):
+        degree, shares, window = _sparse(n, colluders, rule.neighbourhood(dropout_percent), rule)
+    else:
+        degree, shares, window = _complete(n, colluders)
+        floor = max(floor, shares)
     if n < floor:
         raise PeerError(
             Reason.BELOW_THRESHOLD, f"|U1| = {n} is below max(t, T, N_min) = {floor}: cannot finish"
         )
     retry = n + colluders - quorum + 1
-    return Thresholds(n, colluders, share_threshold, quorum, retry, floor)
+    return Thresholds(n, colluders, degree, shares, window, quorum, retry, floor)
+
+
+def _complete(n: int, colluders: int) -> tuple[int, int, int]:
+    shares = 2 * n // 3 + 1
+    if 2 * shares <= n + colluders:
+        raise PeerError(Reason.POLICY, f"2t > n + c fails: t={shares}, n={n}")
+    return n - 1, shares, 0
+
+
+def _sparse(
+    n: int, c: int, neighbourhood: tuple[int, int], rule: GraphRule
+) -> tuple[int, int, int]:
+    """Return k, t and the window's floor; c must be small enough for this graph.
+
+    t must exceed the colluders among anybody's neighbours: those are the only holders who would
+    give away a second secret, as T signatures let the honest ones act on one survivor set only
+    (docs/adr/0011). A window must be able to hold more survivors than colluders.
+    """
+    degree, shares = neighbourhood
+    if n <= degree + 1:
+        raise PeerError(
+            Reason.POLICY, f"{n} sites with {degree} neighbours each are no sparse graph"
+        )
+    if 100 * c > rule.colluder_percent * n:
+        raise PeerError(
+            Reason.POLICY,
+            f"the sparse graph needs c <= {rule.colluder_percent} % of the cohort: c={c}, n={n}",
+        )
+    near = most_colluders(n - 1, c, degree, n)
+    if near >= shares:
+        raise PeerError(
+            Reason.POLICY, f"{near} colluders may be neighbours of one site: t={shares}"
+        )
+    window = most_colluders(n, c, degree // 2, n) + 1
+    if window > degree // 2:
+        raise PeerError(Reason.POLICY, f"c={c} may fill {degree // 2} ring positions in a row")
+    return degree, shares, window
 
 
 @dataclass(frozen=True)
@@ -72,6 +138,7 @@ class CohortPolicy:
     Attributes:
         colluders: c of the manifest.
         min_survivors: N_min of the manifest.
+        dropout_percent: Of the manifest: the drop-outs to expect, for the sparse graph.
         min_cohort: The site's own floor for U1, U2 and U3; None takes N_min.
         min_pinned_peers: Members of U1 other than this site that the site itself pinned.
         min_honest: N_min - c must reach it; 3 by default, never below 2.
@@ -83,6 +150,7 @@ class CohortPolicy:
 
     colluders: int
     min_survivors: int
+    dropout_percent: int = DEFAULT_DROPOUT_PERCENT
     min_cohort: int | None = None
     min_pinned_peers: int = 0
     min_honest: int = DEFAULT_MIN_HONEST
@@ -120,6 +188,8 @@ class ExpectedPlan:
         newest_version: The newest version on the site's chain.
         staleness_cap: How many versions a base may lie behind the newest.
         noised: The update carries DP noise, so bases may be mixed.
+        shared_noise: Each site adds only its part of the sum's noise. What such a sum is worth is
+            counted in honest survivors, which the sparse graph cannot promise: refused there.
         encoding_core: Canonical bytes of the encoding with B left out: what a retry may not change.
         surplus_levels: Numbers of survivors, ascending, at each of which step 4 reveals one more
             surplus seed of this site; from the encoding, which the roster's must equal.
@@ -133,6 +203,7 @@ class ExpectedPlan:
     newest_version: int
     staleness_cap: int = 0
     noised: bool = True
+    shared_noise: bool = True
     encoding_core: bytes = b""
     surplus_levels: tuple[int, ...] = ()
 
@@ -154,6 +225,7 @@ class SiteConfig:
         last_sent: (round, attempt) of the last attempt in which this same update was charged or
             sent, durable; None if none. A retry permit must be for exactly that attempt.
         step_timeout_s: Seconds without progress after which the site gives up.
+        graph_rule: See ``GraphRule``.
     """
 
     me: Fingerprint
@@ -165,6 +237,7 @@ class SiteConfig:
     last_accepted: tuple[int, int] = (-1, -1)
     last_sent: tuple[int, int] | None = None
     step_timeout_s: float = 600.0
+    graph_rule: GraphRule = STANDARD
 
     def update_digest(self) -> bytes:
         """Name what a retry must keep: job, round, encoding but for B, model, own base: 32 bytes.
@@ -191,12 +264,16 @@ class SiteConfig:
 
 @dataclass(frozen=True)
 class StepTimeouts:
-    """Seconds from the start of each step until it goes on with those who answered."""
+    """Seconds from the start of each step until it goes on with those who answered.
+
+    Step 0, the reveals of a sparse cohort, needs every member and ends the attempt without one.
+    """
 
     share_keys_s: float = 30.0
     masked_update_s: float = 300.0
     consistency_s: float = 30.0
     unmask_s: float = 30.0
+    reveal_s: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -212,6 +289,7 @@ class ServerConfig:
         pinned: SPKI (DER) of signing keys, by site.
         timeouts: See ``StepTimeouts``.
         surplus_levels: As the plan's encoding says; see ``ExpectedPlan``.
+        graph_rule: See ``GraphRule``.
     """
 
     suite: Suite
@@ -221,6 +299,7 @@ class ServerConfig:
     pinned: Mapping[Fingerprint, bytes]
     timeouts: StepTimeouts = StepTimeouts()
     surplus_levels: tuple[int, ...] = ()
+    graph_rule: GraphRule = STANDARD
 
 
 def check_survivors(

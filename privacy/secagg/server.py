@@ -1,11 +1,13 @@
 """One attempt of SA-1 at the aggregator: a state machine without I/O.
 
-    Start ─ Roster ─ DealtShares ─ ShareDelivery ─ UploadCompleted (fold) ─ SurvivorSet
-          ─ SurvivorSignature ─ SurvivorQuorum ─ UnmaskShares ─ UnmaskSum, Publish
+    Start ─ Roster (─ GraphReveal ─ GraphReveals) ─ DealtShares ─ ShareDelivery
+          ─ UploadCompleted (fold) ─ SurvivorSet ─ SurvivorSignature ─ SurvivorQuorum
+          ─ UnmaskShares ─ UnmaskSum, Publish
 
 Each step ends when every live member has answered, or at its deadline with those who have; below
-max(t, T, N_min) the attempt aborts with nothing revealed. The honest aggregator gains nothing from
-its own checks but to name a culprit: the sites do not trust it (``site.py``).
+max(t, T, N_min) the attempt aborts with nothing revealed. A sparse cohort begins with step 0, the
+reveals that its graph is drawn from, and every member must answer it. The honest aggregator gains
+nothing from its own checks but to name a culprit: the sites do not trust it (``site.py``).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -39,6 +41,8 @@ from privacy.secagg.messages import (
     AbortSignature,
     DealtShares,
     Fingerprint,
+    GraphReveal,
+    GraphReveals,
     Published,
     RetryProof,
     RetryVote,
@@ -58,9 +62,10 @@ __all__ = ["Phase", "ServerAttempt", "ServerConfig", "StepTimeouts"]
 
 
 class Phase(IntEnum):
-    """Where the attempt stands: the first four go by the step that is awaited."""
+    """Where the attempt stands: the first five after idle go by the step that is awaited."""
 
-    IDLE = 0
+    IDLE = -1
+    REVEAL = 0
     SHARE_KEYS = 1
     MASKED_UPDATE = 2
     CONSISTENCY = 3
@@ -88,7 +93,7 @@ class ServerAttempt:
         """
         roster = Roster(config.context, config.bundles, config.plan)
         try:
-            self.cohort = Cohort.of(roster)
+            self.cohort = Cohort.of(roster, config.graph_rule)
             check_plan_for_cohort(config.plan, self.cohort.members)
             check_distinct_keys(config.suite, config.bundles)
         except PeerError as error:
@@ -98,6 +103,7 @@ class ServerAttempt:
         self._alive = set(self.cohort.indices)
         self._out: set[int] = set()
         self._culprits: list[Fingerprint] = []
+        self._reveals: dict[int, bytes] = {}
         self._dealt: dict[int, DealtShares] = {}
         self._trees: dict[int, MerkleTree] = {}
         self._uploads: dict[int, bytes] = {}
@@ -191,6 +197,8 @@ class ServerAttempt:
 
     def _take(self, index: int, message: SiteMessage) -> list[ServerCommand]:
         match message:
+            case GraphReveal():
+                return self._take_reveal(index, message)
             case DealtShares():
                 return self._take_dealt(index, message)
             case SurvivorSignature():
@@ -199,6 +207,15 @@ class ServerAttempt:
                 return self._take_answer(index, message)
             case AbortSignature():
                 return self._take_abort(index, message)
+
+    def _take_reveal(self, index: int, message: GraphReveal) -> list[ServerCommand]:
+        if index in self._reveals:
+            _check_same(self._reveals[index], message.value)
+            return []
+        self._check_due(Phase.REVEAL, self._alive, index)
+        self.cohort.check_reveal(index, message.value)
+        self._reveals[index] = message.value
+        return []
 
     def _take_dealt(self, index: int, message: DealtShares) -> list[ServerCommand]:
         if index in self._dealt or self.phase > Phase.SHARE_KEYS:
@@ -244,7 +261,7 @@ class ServerAttempt:
             return []
         self._check_due(Phase.UNMASK, self._votes, index)
         server_steps.check_answer(
-            self.cohort, self._dealt, self._survivors, message, self._surplus_due
+            self.cohort, self._dealt, frozenset(self._survivors), message, self._surplus_due
         )
         self._answers[index] = message
         return []
@@ -291,7 +308,8 @@ class ServerAttempt:
         if self.phase is not Phase.IDLE:
             raise UsageError("an attempt is started once")
         roster = self.cohort.roster
-        commands = self._enter(Phase.SHARE_KEYS, self.cohort.indices, lambda _: roster, now_s)
+        first = Phase.REVEAL if self.cohort.is_sparse else Phase.SHARE_KEYS
+        commands = self._enter(first, self.cohort.indices, lambda _: roster, now_s)
         return commands + self._advance(now_s)
 
     def _advance(self, now_s: float, *, late: bool = False) -> list[ServerCommand]:
@@ -301,22 +319,36 @@ class ServerAttempt:
         asked, answered, least, close = self._awaited()
         answered_now = frozenset(answered)
         possible = answered_now | (self._alive & frozenset(asked))
-        if len(possible) < least:
-            return self._abort(
-                Reason.BELOW_THRESHOLD,
-                f"step {int(self.phase)}: {len(possible)} sites are left, {least} are needed",
-            )
+        lack = self._shortage(possible, least)
+        if lack:
+            return self._abort(Reason.BELOW_THRESHOLD, f"step {int(self.phase)}: {lack}")
         # Any t answers take the masks off; surplus noise goes with the seeds of each one more.
-        enough = self.phase is Phase.UNMASK and not self._surplus_due and len(answered_now) >= least
-        if not (enough or late or possible == answered_now):
+        early = self.phase is Phase.UNMASK and not self._surplus_due
+        if not (early or late or possible == answered_now):
             return []
-        if len(answered_now) < least:
-            return self._abort(
-                Reason.TIMEOUT,
-                f"step {int(self.phase)}: {len(answered_now)} sites answered in time, "
-                f"{least} are needed",
-            )
-        return close(now_s)
+        lack = self._shortage(answered_now, least)
+        if not lack:
+            return close(now_s)
+        if not late:
+            return []  # Of step 4: t answers a secret are enough, but are not here yet.
+        silent = self._blame_silent() if self.phase is Phase.REVEAL else []
+        return silent + self._abort(Reason.TIMEOUT, f"step {int(self.phase)}, in time: {lack}")
+
+    def _shortage(self, sites: Collection[int], least: int) -> str:
+        """Say why these sites are too few to end the step with; empty if they are enough."""
+        if len(sites) < least:
+            return f"{len(sites)} sites are left, {least} are needed"
+        if not self.cohort.is_sparse or self.phase is Phase.REVEAL:
+            return ""
+        owners = sites if self.phase is Phase.SHARE_KEYS else self._dealt
+        summed = self.phase is Phase.MASKED_UPDATE
+        return server_steps.ring_shortage(self.cohort, owners, sites, summed=summed)
+
+    def _blame_silent(self) -> list[ServerCommand]:
+        """Name who left the graph undrawn: whoever could choose to would else grind for free."""
+        error = PeerError(Reason.TIMEOUT, "it did not reveal its r in time: the attempt is burnt")
+        silent = [i for i in self.cohort.indices if i not in self._reveals and i in self._alive]
+        return [command for i in silent for command in self._blame(i, error)]
 
     def _awaited(
         self,
@@ -324,6 +356,8 @@ class ServerAttempt:
         """Return for this phase: who was asked, who answered, how many must, what comes then."""
         limits = self.cohort.limits
         match self.phase:
+            case Phase.REVEAL:
+                return self.cohort.indices, self._reveals, self.cohort.n, self._close_reveals
             case Phase.SHARE_KEYS:
                 # One who dealt and is gone is left out of U2: nobody holds its shares yet.
                 present = [i for i in self._dealt if i in self._alive]
@@ -335,6 +369,12 @@ class ServerAttempt:
             case _:
                 return self._votes, self._answers, limits.shares, self._close_unmask
 
+    def _close_reveals(self, now_s: float) -> list[ServerCommand]:
+        values = tuple(self._reveals[i] for i in self.cohort.indices)
+        self.cohort = self.cohort.with_seed(statements.graph_seed(self.cohort.rh, values))
+        message = GraphReveals(self.cohort.ctx, values)
+        return self._enter(Phase.SHARE_KEYS, self.cohort.indices, lambda _: message, now_s)
+
     def _close_share_keys(self, now_s: float) -> list[ServerCommand]:
         self._dealt = {i: self._dealt[i] for i in sorted(self._dealt) if i in self._alive}
         ctx = self.cohort.ctx
@@ -342,7 +382,9 @@ class ServerAttempt:
         return excluded + self._enter(
             Phase.MASKED_UPDATE,
             self._dealt,
-            lambda i: ShareDelivery(ctx, server_steps.deliver(self._dealt, self._trees, i)),
+            lambda i: ShareDelivery(
+                ctx, server_steps.deliver(self.cohort, self._dealt, self._trees, i)
+            ),
             now_s,
         )
 
@@ -366,7 +408,11 @@ class ServerAttempt:
         cohort = self.cohort
         try:
             terms = server_steps.unmask_terms(
-                cohort, self._config.suite, self._dealt, self._survivors, self._answers
+                cohort,
+                self._config.suite,
+                self._dealt,
+                frozenset(self._survivors),
+                self._answers,
             )
         except DealerError as error:
             commands = self._blame(cohort.index_of(error.dealer), error)
@@ -392,6 +438,7 @@ class ServerAttempt:
     ) -> list[ServerCommand]:
         timeouts = self._config.timeouts
         seconds = {
+            Phase.REVEAL: timeouts.reveal_s,
             Phase.SHARE_KEYS: timeouts.share_keys_s,
             Phase.MASKED_UPDATE: timeouts.masked_update_s,
             Phase.CONSISTENCY: timeouts.consistency_s,

@@ -4,8 +4,10 @@ x is the 1-based rank of the holder in the roster, never 0. A share is 33 bytes,
 p. Coefficients come from an injected seed: dealing twice gives the same shares.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.encoding import Label
@@ -46,19 +48,24 @@ def coefficients(seed: bytes, count: int, *binding: str | bytes | int) -> tuple[
     )
 
 
-def split(secret: bytes, higher: Sequence[int], n: int) -> tuple[bytes, ...]:
-    """Share a secret among the holders 1..n so that any ``len(higher) + 1`` of them find it.
+def split(secret: bytes, higher: Sequence[int], holders: Sequence[int]) -> tuple[bytes, ...]:
+    """Share a secret among holders so that any ``len(higher) + 1`` of them find it.
+
+    Args:
+        secret: 32 bytes.
+        higher: From ``coefficients``.
+        holders: Each one's x, from 1; the shares come in their order.
 
     Raises:
-        UsageError: The secret has not 32 bytes, or the threshold is not in 1..n.
+        UsageError: The secret has not 32 bytes, or the threshold is not in 1..len(holders).
     """
     if len(secret) != SECRET_BYTES:
         raise UsageError(f"a secret to share has {len(secret)} bytes, not {SECRET_BYTES}")
-    if not 1 <= len(higher) + 1 <= n:
-        raise UsageError(f"threshold {len(higher) + 1} is not in 1..{n}")
+    if not 1 <= len(higher) + 1 <= len(holders):
+        raise UsageError(f"threshold {len(higher) + 1} is not in 1..{len(holders)}")
     descending = (*reversed(higher), int.from_bytes(secret, "big"))
     shares = []
-    for x in range(1, n + 1):
+    for x in holders:
         value = 0
         for coefficient in descending:
             value = (value * x + coefficient) % PRIME
@@ -96,14 +103,20 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     return secret.to_bytes(SECRET_BYTES, "big")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _lagrange_at_zero(holders: tuple[int, ...]) -> tuple[int, ...]:
+    """Return each holder's weight at x = 0: the product of o / (o - x) over the others o.
+
+    Few are worth keeping: in the complete graph all owners have the same holders, in a sparse one
+    each has its own. Holders are small numbers, so products are taken plain, and one inversion
+    modulo p serves all (Montgomery's trick).
+    """
+    everyone = math.prod(holders) % PRIME
+    below = [x * math.prod(other - x for other in holders if other != x) % PRIME for x in holders]
+    before = list(accumulate(below, lambda left, right: left * right % PRIME, initial=1))
+    inverse = pow(before[-1], -1, PRIME)
     weights = []
-    for x in holders:
-        above, below = 1, 1
-        for other in holders:
-            if other != x:
-                above = above * other % PRIME
-                below = below * (other - x) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
-    return tuple(weights)
+    for value, product in zip(reversed(below), reversed(before[:-1]), strict=True):
+        weights.append(everyone * product * inverse % PRIME)
+        inverse = inverse * value % PRIME
+    return tuple(reversed(weights))

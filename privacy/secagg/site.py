@@ -7,12 +7,17 @@ Here: the order of steps, one durable slot per step, and death. Not here: the ch
            ─ MaskAndUpload ─ SurvivorSet ─ Sign ─ Commit 3 ─ Send
            ─ SurvivorQuorum ─ Commit 4 ─ Send ─ Published
 
+A sparse cohort (``graph``) begins with step 0 and has its graph only from step 1 on:
+
+    Roster ─ Commit 0 ─ Send (r) ─ GraphReveals ─ Sign ─ Commit 1 ─ Send ─ ShareDelivery ...
+
 From anywhere: a different input, a failed check, a timeout or an ``AbortRequest`` kills the
 attempt. Where slot 3 is still free the site then signs the abort into it: it can never sign a U3.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import site_checks, slots, statements
@@ -37,6 +42,7 @@ from privacy.secagg.commands import (
 from privacy.secagg.encoding import Label, hash_of
 from privacy.secagg.messages import (
     AbortRequest,
+    GraphReveals,
     Published,
     Roster,
     ShareDelivery,
@@ -52,10 +58,10 @@ from privacy.secagg.transport import Encapsulation
 
 __all__ = ["SiteAttempt", "SiteSecrets"]
 
-_Input = Roster | ShareDelivery | SurvivorSet | SurvivorQuorum
+_Input = Roster | GraphReveals | ShareDelivery | SurvivorSet | SurvivorQuorum
 
 _STEP_OF: dict[type[_Input], Step] = {
-    Roster: Step.SHARE_KEYS,
+    GraphReveals: Step.SHARE_KEYS,
     ShareDelivery: Step.MASKED_UPDATE,
     SurvivorSet: Step.CONSISTENCY,
     SurvivorQuorum: Step.UNMASK,
@@ -71,6 +77,14 @@ class _Pending:
     digest: bytes = b""
     purpose: Purpose | None = None
     slot: slots.Slot | None = None
+
+
+@dataclass(frozen=True)
+class _Dealing:
+    """Step 1 before anything is sealed; ``slot`` takes the ciphertexts, then the signature."""
+
+    digest: bytes
+    slot: Callable[[tuple[bytes, ...], bytes], slots.Slot]
 
 
 class SiteAttempt:
@@ -109,7 +123,7 @@ class SiteAttempt:
         self._charge = permit is None
         self._state = SiteState(config, secrets)
         self._pending: _Pending | None = None
-        self._drawing: Roster | None = None
+        self._drawing: _Dealing | None = None
         self._dying = False
         self._over = False
         self._published = False
@@ -212,18 +226,20 @@ class SiteAttempt:
                 return self._on_input(message)
 
     def _on_input(self, event: _Input) -> list[SiteCommand]:
-        step, state = _STEP_OF[type(event)], self._state
+        step, state = self._step_of(event), self._state
         if not state.has_secrets:
             raise PeerError(Reason.STOPPED, "the attempt is dead or over at this site")
         busy = self._pending is not None or self._drawing is not None
-        if step not in state.inputs and (busy or step != len(state.slots) + 1):
+        if step not in state.inputs and (busy or not self._is_due(event, step)):
             raise PeerError(Reason.REPLAY, f"step {int(step)} is not due at this site")
         try:
             digest = self._digest(event)
             if step in state.inputs:
                 return self._again(step, digest)
             if isinstance(event, Roster):
-                return self._share_keys(event, digest)
+                return self._accept(event, digest)
+            if isinstance(event, GraphReveals):
+                return self._draw_graph(event, digest)
             pending, message = self._prepare(event, digest)
         except DealerError as error:
             self._accused = error.dealer
@@ -240,6 +256,21 @@ class SiteAttempt:
         if pending.purpose is None:
             return self._commit(pending, b"")
         return [Sign(pending.purpose, message)]
+
+    def _step_of(self, event: _Input) -> Step:
+        """Return the slot that an input belongs in: any roster in that of the first one."""
+        if not isinstance(event, Roster):
+            return _STEP_OF[type(event)]
+        first = min(self._state.inputs, default=None)
+        if first is not None:
+            return first
+        sparse = self._config.graph_rule.is_sparse(len(event.bundles))
+        return Step.REVEAL if sparse else Step.SHARE_KEYS
+
+    def _is_due(self, event: _Input, step: Step) -> bool:
+        if not self._state.slots:
+            return isinstance(event, Roster)
+        return step == max(self._state.slots) + 1
 
     def _again(self, step: Step, digest: bytes) -> list[SiteCommand]:
         """Answer an input of a step that has one: one durable slot per step and ctx."""
@@ -271,29 +302,35 @@ class SiteAttempt:
                 site_checks.check_quorum(cohort, self._config, chosen, event)
                 return _Pending(Step.UNMASK, lambda _: slots.UnmaskSlot(digest), digest), b""
 
-    def _share_keys(self, roster: Roster, digest: bytes) -> list[SiteCommand]:
+    def _accept(self, roster: Roster, digest: bytes) -> list[SiteCommand]:
+        """Join a cohort: deal at once, or first bind this site to it and reveal its r."""
+        cohort = admit(roster, self._config, self._own_bundle, self._now_s)
+        self._state.join(cohort)
+        if cohort.is_sparse:
+            slot = slots.RevealSlot(digest, roster)
+            return self._go_on(_Pending(Step.REVEAL, lambda _: slot, digest), b"")
+        return self._share_keys(_Dealing(digest, partial(slots.SharesSlot, digest, roster)))
+
+    def _draw_graph(self, reveals: GraphReveals, digest: bytes) -> list[SiteCommand]:
+        seed = site_checks.draw_graph(self._state.joined, reveals)
+        self._state.join(self._state.joined.with_seed(seed))
+        return self._share_keys(_Dealing(digest, partial(slots.SparseSharesSlot, digest, seed)))
+
+    def _share_keys(self, begun: _Dealing) -> list[SiteCommand]:
         """Deal at once, or ask first for what the suite draws."""
-        state = self._state
-        state.join(admit(roster, self._config, self._own_bundle, self._now_s))
-        keys = state.keys.keys_to_draw_for
+        keys = self._state.keys.keys_to_draw_for
         if not keys:
-            return self._deal(roster, digest, ())
-        state.inputs[Step.SHARE_KEYS] = digest
-        self._drawing = roster
+            return self._deal(begun, ())
+        self._state.inputs[Step.SHARE_KEYS] = begun.digest
+        self._drawing = begun
         self._extend_deadline()
         return [Encapsulate(keys)]
 
-    def _deal(
-        self, roster: Roster, digest: bytes, drawn: tuple[Encapsulation, ...]
-    ) -> list[SiteCommand]:
-        cohort, dealing = self._state.joined, self._state.keys.deal(drawn)
-        seed = dealing.commitments.self_seed
-        message = statements.share_statement(cohort.rh, dealing.root, seed)
-
-        def finish(signature: bytes) -> slots.SharesSlot:
-            return slots.SharesSlot(digest, roster, dealing.ciphertexts, signature)
-
-        return self._go_on(_Pending(Step.SHARE_KEYS, finish, digest, Purpose.SHARE), message)
+    def _deal(self, begun: _Dealing, drawn: tuple[Encapsulation, ...]) -> list[SiteCommand]:
+        rh, dealing = self._state.joined.rh, self._state.keys.deal(drawn)
+        message = statements.share_statement(rh, dealing.root, dealing.commitments.self_seed)
+        finish = partial(begun.slot, dealing.ciphertexts)
+        return self._go_on(_Pending(Step.SHARE_KEYS, finish, begun.digest, Purpose.SHARE), message)
 
     def _masked_update(self, delivery: ShareDelivery, digest: bytes) -> tuple[_Pending, bytes]:
         """Fix U2_i; everything that could stop the round is checked before the charge."""
@@ -318,13 +355,13 @@ class SiteAttempt:
     # --- the shell's answers ---------------------------------------------------------------------
 
     def _on_encapsulated(self, event: Encapsulated) -> list[SiteCommand]:
-        roster, self._drawing = self._drawing, None
-        if roster is None:
+        begun, self._drawing = self._drawing, None
+        if begun is None:
             if self._over or self._dying:
                 return []  # Asked before the attempt died: the secrets go nowhere.
             raise UsageError("secrets were drawn that nobody asked for")
         try:
-            return self._deal(roster, self._state.inputs[Step.SHARE_KEYS], event.drawn)
+            return self._deal(begun, event.drawn)
         except PeerError as error:
             return self._die(error.reason, str(error.args[0]))
 
@@ -340,7 +377,8 @@ class SiteAttempt:
         slot = pending.finish(signature)
         self._pending = replace(pending, slot=slot)
         charge = pending.step is Step.MASKED_UPDATE and self._charge
-        return [Commit(pending.step, pending.digest, slot.encode(), charge)]
+        begins = not self._state.is_begun
+        return [Commit(pending.step, pending.digest, slot.encode(), charge, begins)]
 
     def _on_committed(self, event: Committed) -> list[SiteCommand]:
         pending = self._pending
@@ -404,7 +442,7 @@ class SiteAttempt:
         writing = pending is not None and pending.step is Step.CONSISTENCY and pending.slot
         self._pending = self._drawing = None
         state.forget()
-        if writing or Step.CONSISTENCY in state.slots or Step.SHARE_KEYS not in state.slots:
+        if writing or Step.CONSISTENCY in state.slots or not state.is_begun:
             return [Abort(reason, message), *self._close()]
         self._dying = True
         self._extend_deadline()

@@ -3,12 +3,15 @@
 Step 0's checks are in ``cohort.admit``; those of dealt shares in ``site_steps``.
 """
 
+from collections.abc import Collection
+
 from privacy.errors import PeerError, Reason
 from privacy.secagg import statements
 from privacy.secagg.cohort import Cohort
 from privacy.secagg.encoding import Label, hash_of
 from privacy.secagg.messages import (
     Fingerprint,
+    GraphReveals,
     Roster,
     ShareDelivery,
     SurvivorQuorum,
@@ -25,13 +28,26 @@ def roster_digest(roster: Roster) -> bytes:
     return hash_of(Label.ROSTER_INPUT, rh, roster.plan.digest())
 
 
+def draw_graph(cohort: Cohort, reveals: GraphReveals) -> bytes:
+    """Return the graph's seed, every member's r checked against its bundle (step 1, sparse).
+
+    Raises:
+        PeerError: MALFORMED, not one r a member; EQUIVOCATION, one is not what was committed to.
+    """
+    if len(reveals.values) != cohort.n:
+        raise PeerError(Reason.MALFORMED, f"{len(reveals.values)} values of r for {cohort.n} sites")
+    for index, value in enumerate(reveals.values, start=1):
+        cohort.check_reveal(index, value)
+    return statements.graph_seed(cohort.rh, reveals.values)
+
+
 def input_digest(
     cohort: Cohort,
     me: Fingerprint,
-    event: ShareDelivery | SurvivorSet | SurvivorQuorum,
+    event: GraphReveals | ShareDelivery | SurvivorSet | SurvivorQuorum,
     statement: bytes,
 ) -> bytes:
-    """Name the input of step 2, 3 or 4 by everything that its output depends on.
+    """Name the input of a step after the roster by everything that its output depends on.
 
     Args:
         cohort: The admitted cohort.
@@ -43,6 +59,8 @@ def input_digest(
         PeerError: A delivery that does not belong to the cohort.
     """
     match event:
+        case GraphReveals():
+            return hash_of(Label.REVEALS_INPUT, *event.values)
         case ShareDelivery():
             return statements.delivery_digest(index_delivery(cohort, me, event).items())
         case SurvivorSet():
@@ -52,12 +70,17 @@ def input_digest(
 
 
 def check_dealt_size(cohort: Cohort, policy: CohortPolicy, dealt: int) -> None:
-    """Check |U2_i| >= max(t, T, N_min, own min_cohort): a round that cannot finish charges nobody.
+    """Check the size of U2_i: a round that cannot finish charges nobody.
+
+    In the complete graph U2_i is U2 and must hold max(t, T, N_min, own min_cohort); in a sparse one
+    it is this site's neighbourhood, which must hold t. All of U2 is checked in step 3.
 
     Raises:
         PeerError: BELOW_THRESHOLD.
     """
-    least = max(cohort.limits.floor, policy.own_floor)
+    least = cohort.limits.held_floor
+    if not cohort.is_sparse:
+        least = max(least, policy.own_floor)
     if dealt < least:
         raise PeerError(Reason.BELOW_THRESHOLD, f"|U2| = {dealt} is below {least}: not charged")
 
@@ -65,7 +88,7 @@ def check_dealt_size(cohort: Cohort, policy: CohortPolicy, dealt: int) -> None:
 def check_survivor_set(
     cohort: Cohort, config: SiteConfig, held: tuple[int, ...], event: SurvivorSet
 ) -> None:
-    """Check that U2 is U2_i, that U3 is a subset of it that holds i, and the sizes (step 3).
+    """Check that U2 is U2_i around this site, that U3 is a subset of U2 that holds i, and sizes.
 
     Args:
         cohort: The admitted cohort.
@@ -75,16 +98,30 @@ def check_survivor_set(
 
     Raises:
         PeerError: EQUIVOCATION, another U2: this site would reveal a share of a member that it
-            masked with, or not; MALFORMED; POLICY; BELOW_THRESHOLD.
+            masked with, or not; MALFORMED; POLICY; BELOW_THRESHOLD, also where U3 leaves so few on
+            a part of the ring that colluders could cut honest survivors off from the others.
     """
     dealt, survivors = event.dealt, event.survivors
-    if dealt != held:
+    me, limits = cohort.index_of(config.me), cohort.limits
+    _check_set(dealt, cohort.indices, "U2 is no sorted subset of U1")
+    around = frozenset(cohort.graph.holders(me))
+    if tuple(j for j in dealt if j in around) != held:
         raise PeerError(Reason.EQUIVOCATION, "U2 is not the set whose shares came here")
-    if survivors != tuple(sorted(set(survivors))) or not set(survivors) <= set(dealt):
-        raise PeerError(Reason.MALFORMED, "U3 is no sorted subset of U2")
-    if cohort.index_of(config.me) not in survivors:
+    _check_set(survivors, dealt, "U3 is no sorted subset of U2")
+    if me not in survivors:
         raise PeerError(Reason.POLICY, "U3 leaves this site out, yet asks for its signature")
-    check_survivors([cohort.members[j - 1] for j in survivors], cohort.limits, config.policy)
+    check_survivors([cohort.members[j - 1] for j in survivors], limits, config.policy)
+    if cohort.is_sparse and cohort.graph.least_in_window(survivors) < limits.window:
+        raise PeerError(
+            Reason.BELOW_THRESHOLD,
+            f"U3 holds fewer than {limits.window} of {limits.degree // 2} neighbouring sites",
+        )
+
+
+def _check_set(indices: tuple[int, ...], within: Collection[int], message: str) -> None:
+    known = frozenset(within)
+    if indices != tuple(sorted(set(indices))) or not known.issuperset(indices):
+        raise PeerError(Reason.MALFORMED, message)
 
 
 def check_quorum(
@@ -92,13 +129,15 @@ def check_quorum(
 ) -> None:
     """Demand T signatures of distinct U3 members on the very string that this site signed (step 4).
 
+    No more than T are verified: what else was sent is not looked at.
+
     Raises:
         PeerError: WRONG_CONTEXT, UNAUTHENTICATED, MALFORMED (no member of U3, or twice),
             BAD_SIGNATURE, BELOW_THRESHOLD.
     """
     statement = chosen.statement(cohort)
     signers: set[int] = set()
-    for vote in quorum.signatures:
+    for vote in quorum.signatures[: cohort.limits.quorum]:
         cohort.check_ctx(vote.ctx)
         index = cohort.index_of(vote.sender)
         if index not in chosen.survivors or index in signers:

@@ -8,7 +8,12 @@ from privacy.errors import UsageError
 from privacy.secagg import slots
 from privacy.secagg.cohort import Cohort
 from privacy.secagg.commands import MaskAndUpload, Send, SiteCommand, Step
-from privacy.secagg.messages import AbortSignature, DealtShares, SurvivorSignature
+from privacy.secagg.messages import (
+    AbortSignature,
+    DealtShares,
+    GraphReveal,
+    SurvivorSignature,
+)
 from privacy.secagg.rules import SiteConfig
 from privacy.secagg.site_steps import SharePair, SiteCrypto, SiteSecrets, unmask_shares
 from privacy.surplus import levels_reached
@@ -65,8 +70,13 @@ class SiteState:
         """U2_i: whose shares this site holds, itself included, ascending."""
         return tuple(self._held)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the first slot, which holds the roster, is durable."""
+        return bool(self.slots)
+
     def join(self, cohort: Cohort) -> None:
-        """Take an admitted cohort and derive the keys."""
+        """Take an admitted cohort, or the same with its graph, and derive the keys."""
         if self._secrets is None:
             raise UsageError("this attempt's secrets are gone")
         if len(self._secrets.surplus_seeds) != len(self.config.plan.surplus_levels):
@@ -87,14 +97,17 @@ class SiteState:
         """
         if not stored:
             return
-        first, second = stored.get(Step.SHARE_KEYS), stored.get(Step.MASKED_UPDATE)
-        if not isinstance(first, slots.SharesSlot) or first.roster.context != self.config.context:
+        first, second = slots.first_of(stored), stored.get(Step.MASKED_UPDATE)
+        if first.roster.context != self.config.context:
             raise UsageError("the slots given belong to another attempt")
         self.slots = stored
-        self.cohort = Cohort.of(first.roster)
+        self.cohort = Cohort.of(first.roster, self.config.graph_rule)
+        dealt = stored.get(Step.SHARE_KEYS)
+        if isinstance(dealt, slots.SparseSharesSlot):
+            self.cohort = self.cohort.with_seed(dealt.graph_seed)
         if self.is_aborted:
             self.forget()
-        elif sorted(stored) != list(Step)[: len(stored)]:
+        elif sorted(stored) != list(Step)[min(stored) :][: len(stored)]:
             raise UsageError("a slot between others is missing: restore the site's database")
         self.inputs = {
             step: slot.input_digest
@@ -103,7 +116,8 @@ class SiteState:
         }
         if self.has_secrets:
             self.join(self.cohort)
-            self.keys.deal_again(first.ciphertexts)
+            if isinstance(dealt, slots.SharesSlot | slots.SparseSharesSlot):
+                self.keys.deal_again(dealt.ciphertexts)
             if isinstance(second, slots.MaskedSlot):
                 self.hold(self.keys.reopen(dict(second.ciphertexts)))
 
@@ -117,7 +131,9 @@ class SiteState:
         """Give what a durable slot determines: the same each time."""
         me, slot = self.config.me, self.slots[step]
         match slot:
-            case slots.SharesSlot():
+            case slots.RevealSlot():
+                return [Send(GraphReveal(self.ctx, me, self._graph_reveal()))]
+            case slots.SharesSlot() | slots.SparseSharesSlot():
                 dealing = self.keys.dealing
                 ciphertexts, commitments = dealing.ciphertexts, dealing.commitments
                 return [Send(DealtShares(self.ctx, me, ciphertexts, commitments, slot.signature))]
@@ -129,9 +145,8 @@ class SiteState:
                 return [Send(AbortSignature(self.ctx, me, slot.signature, slot.accused))]
             case slots.UnmaskSlot():
                 chosen = self.chosen
-                return [
-                    Send(unmask_shares(self.joined, me, self._held, chosen, self._surplus(chosen)))
-                ]
+                seeds = self._surplus(chosen)
+                return [Send(unmask_shares(self.joined, me, self._held, chosen.survivors, seeds))]
 
     def _surplus(self, chosen: slots.SurvivorSlot) -> tuple[bytes, ...]:
         """Give the seeds of the noise that this very U3 can do without: no level above |U3|."""
@@ -139,6 +154,11 @@ class SiteState:
             raise UsageError("this attempt's secrets are gone")
         reached = levels_reached(self.config.plan.surplus_levels, len(chosen.survivors))
         return self._secrets.surplus_seeds[:reached]
+
+    def _graph_reveal(self) -> bytes:
+        if self._secrets is None:
+            raise UsageError("this attempt's secrets are gone")
+        return self._secrets.bundle.graph_reveal
 
     def slot_three(self) -> list[SiteCommand]:
         """Give the vote or the abort of slot 3 again; it needs no secret. Nothing if it is free."""

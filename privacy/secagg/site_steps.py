@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg import graph, shamir, statements
+from privacy.secagg import shamir, statements
 from privacy.secagg.cohort import Cohort
 from privacy.secagg.encoding import Label
 from privacy.secagg.kdf import hkdf
@@ -23,7 +23,6 @@ from privacy.secagg.messages import (
     ShareDelivery,
     UnmaskShares,
 )
-from privacy.secagg.slots import SurvivorSlot
 from privacy.secagg.transport import Direction, Encapsulation, ShareBox
 
 
@@ -95,10 +94,10 @@ class SiteCrypto:
         """c_pk of each recipient, ascending, where the suite draws a secret for each; or none."""
         if not self._suite.transport.draws:
             return ()
-        return tuple(map(self._cohort.c_pk, graph.neighbours(self._me, self._cohort.n)))
+        return tuple(map(self._cohort.c_pk, self._cohort.graph.neighbours(self._me)))
 
     def deal(self, drawn: tuple[Encapsulation, ...] = ()) -> Dealing:
-        """Share b and the seed of m among the cohort, sealed and committed to (step 1).
+        """Share b and the seed of m among neighbours, sealed and committed to (step 1).
 
         Args:
             drawn: For ``keys_to_draw_for``, in its order.
@@ -106,33 +105,29 @@ class SiteCrypto:
         Raises:
             UsageError: Another number was drawn.
         """
-        cohort, i = self._cohort, self._me
-        keys, recipients = self.keys_to_draw_for, tuple(graph.neighbours(i, cohort.n))
+        cohort, i, keys = self._cohort, self._me, self.keys_to_draw_for
         if len(drawn) != len(keys):
             raise UsageError(f"{len(drawn)} secrets were drawn, {len(keys)} were asked for")
-        fresh = dict(zip(recipients, drawn, strict=True)) if drawn else {}
-        self_shares, mask_shares = self._both_shares
-        ciphertexts = [b""] * cohort.n
-        for j in recipients:
-            ciphertexts[j - 1] = self._box.seal(
-                cohort.c_pk(j),
-                self._way(i, j),
-                self_shares[j - 1] + mask_shares[j - 1],
-                fresh.get(j),
-            )
-        return self.deal_again(tuple(ciphertexts))
+        fresh = dict(zip(cohort.graph.neighbours(i), drawn, strict=True)) if drawn else {}
+        dealt = zip(cohort.graph.holders(i), *self._both_shares, strict=True)
+        ciphertexts = tuple(
+            b"" if j == i else self._seal(j, self_share + mask_share, fresh.get(j))
+            for j, self_share, mask_share in dealt
+        )
+        return self.deal_again(ciphertexts)
 
     def deal_again(self, ciphertexts: tuple[bytes, ...]) -> Dealing:
         """Give what was dealt, its sealed shares being known: after a crash, from slot 1."""
         cohort, rh, i = self._cohort, self._cohort.rh, self._me
+        holders, own = cohort.graph.holders(i), cohort.graph.rank(i, i)
         self_shares, mask_shares = self._both_shares
         commitments = ShareCommitments(
             statements.self_seed_commitment(rh, i, self._secrets.self_mask_seed),
-            _commitments(Label.SELF_SHARE_COMMITMENT, rh, i, self_shares),
-            _commitments(Label.MASK_SHARE_COMMITMENT, rh, i, mask_shares),
+            self._commitments(Label.SELF_SHARE_COMMITMENT, self_shares),
+            self._commitments(Label.MASK_SHARE_COMMITMENT, mask_shares),
         )
-        root = statements.share_tree(cohort.indices, ciphertexts, commitments).root
-        kept = SharePair(self_shares[i - 1], mask_shares[i - 1])
+        root = statements.share_tree(holders, ciphertexts, commitments).root
+        kept = SharePair(self_shares[own], mask_shares[own])
         self._dealing = Dealing(ciphertexts, commitments, root, kept)
         return self._dealing
 
@@ -151,7 +146,7 @@ class SiteCrypto:
         return {j: self._decrypt(j, ciphertext) for j, ciphertext in ciphertexts.items()}
 
     def mask_terms(self, dealt: tuple[int, ...]) -> tuple[MaskTerm, ...]:
-        """Return the self mask and one pairwise mask for each other member of U2."""
+        """Return the self mask and one pairwise mask for each other member of U2_i."""
         cohort, i = self._cohort, self._me
         terms = [MaskTerm(self_mask_key(cohort, self._secrets.self_mask_seed), 1)]
         m_key = self._suite.private_key(self._secrets.bundle.mask_seed, Label.MASK_SCALAR)
@@ -174,7 +169,17 @@ class SiteCrypto:
         higher = shamir.coefficients(
             self._secrets.coefficient_seed, cohort.limits.shares - 1, kind, cohort.rh, self._me
         )
-        return shamir.split(secret, higher, cohort.n)
+        return shamir.split(secret, higher, cohort.graph.holders(self._me))
+
+    def _commitments(self, label: Label, shares: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        holders = self._cohort.graph.holders(self._me)
+        return tuple(
+            statements.share_commitment(label, self._cohort.rh, self._me, holder, share)
+            for holder, share in zip(holders, shares, strict=True)
+        )
+
+    def _seal(self, j: int, plaintext: bytes, drawn: Encapsulation | None) -> bytes:
+        return self._box.seal(self._cohort.c_pk(j), self._way(self._me, j), plaintext, drawn)
 
     @cached_property
     def _box(self) -> ShareBox:
@@ -190,7 +195,8 @@ class SiteCrypto:
         cohort, i, dealer = self._cohort, self._me, self._cohort.members[j - 1]
         leaf = statements.share_leaf(i, share.ciphertext, share.self_share, share.mask_share)
         try:
-            root = root_of_path(leaf, i - 1, cohort.n, share.path)
+            position, size = cohort.graph.rank(j, i), len(cohort.graph.holders(j))
+            root = root_of_path(leaf, position, size, share.path)
             statement = statements.share_statement(cohort.rh, root, share.self_seed)
             self._suite.verify(pinned[dealer], share.signature, statement)
         except PeerError as error:
@@ -224,28 +230,28 @@ def unmask_shares(
     cohort: Cohort,
     me: Fingerprint,
     held: Mapping[int, SharePair],
-    chosen: SurvivorSlot,
+    survivors: tuple[int, ...],
     surplus_seeds: tuple[bytes, ...],
 ) -> UnmaskShares:
-    """Choose for each member of U2 the one share that is revealed (step 4).
+    """Choose for each member of U2_i the one share that is revealed (step 4).
 
     One branch: b where the member survived, else m. There is no path to both.
 
     Args:
         cohort: The attempt's cohort.
         me: The revealing site.
-        held: By owner's index, for every member of U2, this site included.
-        chosen: U2 and U3, from slot 3.
+        held: By owner's index, ascending, for every member of U2_i, this site included.
+        survivors: U3, ascending.
         surplus_seeds: Those of this site that U3 is large enough to do without.
     """
-    alive = frozenset(chosen.survivors)
+    alive = frozenset(survivors)
     self_shares: list[RevealedShare] = []
     mask_shares: list[RevealedShare] = []
-    for j in chosen.dealt:
+    for j, pair in held.items():
         if j in alive:
-            self_shares.append(RevealedShare(j, held[j].self_share))
+            self_shares.append(RevealedShare(j, pair.self_share))
         else:
-            mask_shares.append(RevealedShare(j, held[j].mask_share))
+            mask_shares.append(RevealedShare(j, pair.mask_share))
     return UnmaskShares(cohort.ctx, me, tuple(self_shares), tuple(mask_shares), surplus_seeds)
 
 
@@ -255,12 +261,14 @@ def index_delivery(
     """Sort a delivery by dealer's index.
 
     Raises:
-        PeerError: UNAUTHENTICATED, a dealer that is no member; MALFORMED, this site or one twice.
+        PeerError: UNAUTHENTICATED, a dealer that is no member; MALFORMED, this site, no neighbour
+            of it, or one twice.
     """
     shares: dict[int, DeliveredShare] = {}
+    own = cohort.index_of(me)
     for share in delivery.shares:
         index = cohort.index_of(share.sender)
-        if index in shares or share.sender == me:
+        if index in shares or index == own or not cohort.graph.are_neighbours(index, own):
             raise PeerError(Reason.MALFORMED, f"the delivery holds {cohort.name(index)} wrongly")
         shares[index] = share
     return dict(sorted(shares.items()))
@@ -275,12 +283,3 @@ def pair_mask_key(suite: Suite, cohort: Cohort, m_key: AgreementKey, j: int) -> 
     """Derive the key of a pairwise mask: HKDF(ECDH(m_i, m_j), "pair", rh, mh)."""
     secret = suite.agree(m_key, cohort.m_pk(j))
     return hkdf(secret, Label.PAIR_MASK_KEY, cohort.rh, cohort.mh)
-
-
-def _commitments(
-    label: Label, rh: bytes, owner: int, shares: tuple[bytes, ...]
-) -> tuple[bytes, ...]:
-    return tuple(
-        statements.share_commitment(label, rh, owner, holder, share)
-        for holder, share in enumerate(shares, start=1)
-    )

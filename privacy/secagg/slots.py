@@ -1,12 +1,13 @@
 """What a site's durable slots hold: enough to give the identical bytes again, and no secret.
 
-Slot 1: the roster, the shares as sealed, the signature. Slot 2: U2 and the ciphertexts as received.
+Slot 0, sparse cohorts only: the roster, before r is revealed. Slot 1: the roster (or the sparse
+graph's seed), the shares as sealed, the signature. Slot 2: U2 and the ciphertexts as received.
 (Both kinds open only with the attempt's wrapped seeds.) Slot 3: one survivor set and its signature,
 or the abort, never both. Slot 4: that the shares were released. Each begins with the digest of the
 accepted input.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,8 +29,35 @@ _Part = TypeVar("_Part", str, bytes, int)
 
 
 @dataclass(frozen=True)
+class RevealSlot:
+    """Slot 0 of a sparse cohort: the roster that r was revealed for."""
+
+    input_digest: bytes
+    roster: Roster
+
+    def encode(self) -> bytes:
+        """Return the slot's bytes."""
+        return enc("slot-0", self.input_digest, *_roster_parts(self.roster))
+
+
+@dataclass(frozen=True)
+class SparseSharesSlot:
+    """Slot 1 of a sparse cohort, whose roster is in slot 0."""
+
+    input_digest: bytes
+    graph_seed: bytes
+    ciphertexts: tuple[bytes, ...]
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Return the slot's bytes."""
+        head = (self.input_digest, self.graph_seed, self.signature)
+        return enc("slot-1-sparse", *head, *self.ciphertexts)
+
+
+@dataclass(frozen=True)
 class SharesSlot:
-    """Slot 1."""
+    """Slot 1 of a complete cohort."""
 
     input_digest: bytes
     roster: Roster
@@ -38,44 +66,9 @@ class SharesSlot:
 
     def encode(self) -> bytes:
         """Return the slot's bytes."""
-        context, plan = self.roster.context, self.roster.plan
-        parts: list[str | bytes | int] = [
-            "slot-1",
-            self.input_digest,
-            self.signature,
-            len(self.ciphertexts),
-            *self.ciphertexts,
-            context.suite,
-            context.consortium_id,
-            context.manifest_hash,
-            context.job_id,
-            context.roster_epoch,
-            context.round,
-            context.attempt,
-            plan.encoding,
-            plan.ring_bits,
-            plan.length,
-            plan.colluders,
-            plan.min_survivors,
-            plan.chain_head,
-            len(plan.bases),
-        ]
-        for base in plan.bases:
-            parts += [base.site, base.version]
-        for signed in self.roster.bundles:
-            bundle = signed.bundle
-            parts += [
-                bundle.consortium_id,
-                bundle.site,
-                bundle.instance_id,
-                bundle.serial,
-                bundle.c_pk,
-                bundle.m_pk,
-                bundle.r_commitment,
-                bundle.not_after_s,
-                signed.signature,
-            ]
-        return enc(*parts)
+        size, roster = len(self.ciphertexts), _roster_parts(self.roster)
+        head = (self.input_digest, self.signature)
+        return enc("slot-1", *head, size, *self.ciphertexts, *roster)
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,21 @@ class UnmaskSlot:
         return enc("slot-4", self.input_digest)
 
 
-Slot = SharesSlot | MaskedSlot | SurvivorSlot | AbortSlot | UnmaskSlot
+Slot = (
+    RevealSlot | SharesSlot | SparseSharesSlot | MaskedSlot | SurvivorSlot | AbortSlot | UnmaskSlot
+)
+
+
+def first_of(stored: Mapping[Step, Slot]) -> RevealSlot | SharesSlot:
+    """Return an attempt's first slot, which holds the roster.
+
+    Raises:
+        UsageError: It is missing, or the wrong one.
+    """
+    first = stored.get(Step.REVEAL, stored.get(Step.SHARE_KEYS))
+    if not isinstance(first, RevealSlot | SharesSlot):
+        raise UsageError("an attempt's first slot is missing: restore the site's database")
+    return first
 
 
 def decode(step: Step, slot: bytes) -> Slot:
@@ -188,9 +195,44 @@ class _Reader:
         return part
 
 
-def _shares_slot(reader: _Reader) -> Slot:
-    digest, signature = reader.raw(), reader.raw()
-    ciphertexts = tuple(reader.raw() for _ in range(reader.number()))
+def _roster_parts(roster: Roster) -> list[str | bytes | int]:
+    context, plan = roster.context, roster.plan
+    parts: list[str | bytes | int] = [
+        context.suite,
+        context.consortium_id,
+        context.manifest_hash,
+        context.job_id,
+        context.roster_epoch,
+        context.round,
+        context.attempt,
+        plan.encoding,
+        plan.ring_bits,
+        plan.length,
+        plan.colluders,
+        plan.min_survivors,
+        plan.dropout_percent,
+        plan.chain_head,
+        len(plan.bases),
+    ]
+    for base in plan.bases:
+        parts += [base.site, base.version]
+    for signed in roster.bundles:
+        bundle = signed.bundle
+        parts += [
+            bundle.consortium_id,
+            bundle.site,
+            bundle.instance_id,
+            bundle.serial,
+            bundle.c_pk,
+            bundle.m_pk,
+            bundle.r_commitment,
+            bundle.not_after_s,
+            signed.signature,
+        ]
+    return parts
+
+
+def _roster(reader: _Reader) -> Roster:
     context = AttemptContext(
         suite=reader.text(),
         consortium_id=reader.text(),
@@ -200,11 +242,16 @@ def _shares_slot(reader: _Reader) -> Slot:
         round=reader.number(),
         attempt=reader.number(),
     )
-    encoding, ring_bits, length = reader.raw(), reader.number(), reader.number()
-    colluders, min_survivors = reader.number(), reader.number()
-    chain_head, count = reader.raw(), reader.number()
-    bases = tuple(BaseVersion(reader.raw(), reader.number()) for _ in range(count))
-    plan = CohortPlan(encoding, ring_bits, length, colluders, min_survivors, chain_head, bases)
+    plan = CohortPlan(
+        encoding=reader.raw(),
+        ring_bits=reader.number(),
+        length=reader.number(),
+        colluders=reader.number(),
+        min_survivors=reader.number(),
+        dropout_percent=reader.number(),
+        chain_head=reader.raw(),
+        bases=tuple(BaseVersion(reader.raw(), reader.number()) for _ in range(reader.number())),
+    )
     bundles = []
     while reader.left:
         bundle = Bundle(
@@ -218,7 +265,19 @@ def _shares_slot(reader: _Reader) -> Slot:
             not_after_s=reader.number(),
         )
         bundles.append(SignedBundle(bundle, reader.raw()))
-    return SharesSlot(digest, Roster(context, tuple(bundles), plan), ciphertexts, signature)
+    return Roster(context, tuple(bundles), plan)
+
+
+def _shares_slot(reader: _Reader) -> Slot:
+    digest, signature = reader.raw(), reader.raw()
+    sealed = tuple(reader.raw() for _ in range(reader.number()))
+    return SharesSlot(digest, _roster(reader), sealed, signature)
+
+
+def _sparse_shares_slot(reader: _Reader) -> Slot:
+    digest, seed, signature = reader.raw(), reader.raw(), reader.raw()
+    sealed = tuple(reader.raw() for _ in range(reader.left))
+    return SparseSharesSlot(digest, seed, sealed, signature)
 
 
 def _masked_slot(reader: _Reader) -> Slot:
@@ -238,7 +297,9 @@ def _survivor_slot(reader: _Reader) -> Slot:
 
 
 _READERS: dict[str, Callable[[_Reader], Slot]] = {
+    "slot-0": lambda reader: RevealSlot(reader.raw(), _roster(reader)),
     "slot-1": _shares_slot,
+    "slot-1-sparse": _sparse_shares_slot,
     "slot-2": _masked_slot,
     "slot-3-u3": _survivor_slot,
     "slot-3-abort": lambda reader: AbortSlot(reader.raw(), reader.raw()),
@@ -246,7 +307,9 @@ _READERS: dict[str, Callable[[_Reader], Slot]] = {
 }
 
 _STEPS: dict[type[Slot], Step] = {
+    RevealSlot: Step.REVEAL,
     SharesSlot: Step.SHARE_KEYS,
+    SparseSharesSlot: Step.SHARE_KEYS,
     MaskedSlot: Step.MASKED_UPDATE,
     SurvivorSlot: Step.CONSISTENCY,
     AbortSlot: Step.CONSISTENCY,

@@ -43,6 +43,16 @@ def roster_hash(ctx: bytes, bundles: Iterable[SignedBundle]) -> bytes:
     return hash_of(Label.ROSTER, ctx, *(signed.bundle.body() for signed in bundles))
 
 
+def reveal_commitment(value: bytes) -> bytes:
+    """Commit to the r of a bundle: 32 bytes."""
+    return hash_of(Label.GRAPH_REVEAL_COMMITMENT, value)
+
+
+def graph_seed(rh: bytes, reveals: Iterable[bytes]) -> bytes:
+    """Return what the sparse graph is drawn from: H("graph", rh, every r by index): 32 bytes."""
+    return hash_of(Label.GRAPH, rh, *reveals)
+
+
 def index_set_hash(indices: Iterable[int]) -> bytes:
     """Hash a set of indices, whatever its order: 32 bytes."""
     return hash_of(Label.INDEX_SET, *sorted(indices))

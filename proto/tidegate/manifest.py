@@ -16,6 +16,7 @@ from typing import Any
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import keys
 from privacy.secagg.encoding import enc
+from privacy.secagg.rules import DEFAULT_DROPOUT_PERCENT
 from privacy.secagg.signatures import SignatureScheme
 from tidegate import pki
 from tidegate.names import NAME, NAME_RULE
@@ -24,9 +25,12 @@ VERSION = 1
 SUITES = tuple(keys.SUITES)
 """What a manifest may name; the kind of the members' signing keys follows from it."""
 
-MAX_BYTES = 262_144
-MAX_SITES = 200
-"""The complete graph ends here; version 1 knows no other."""
+MAX_BYTES = 1 << 20
+MAX_SITES = 1000
+"""Above 200 sites cohorts have the sparse graph (``privacy.secagg.graph``)."""
+
+MAX_DROPOUT_PERCENT = 33
+"""More than a third missing leaves no quorum."""
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _HEX = re.compile(r"([0-9a-f]{2}){1,256}")
@@ -64,6 +68,8 @@ class Manifest:
 
     ``max_sites_per_person`` is k_max: in how many sites one person's data may lie, for which every
     job's epsilon is stated beside that for one site (privacy.md, "Accounting").
+    ``dropout_percent`` is how many sites of a cohort may be expected to drop out: cohorts above 200
+    sites have more neighbours each where it is above 20.
     """
 
     consortium_id: str
@@ -74,6 +80,7 @@ class Manifest:
     suite: str = keys.P256.name
     limits: ManifestLimits = ManifestLimits()
     max_sites_per_person: int = 2
+    dropout_percent: int = DEFAULT_DROPOUT_PERCENT
     version: int = VERSION
 
     def canonical(self) -> bytes:
@@ -172,6 +179,8 @@ def check(manifest: Manifest) -> None:
         raise _bad("roster_epoch must be a whole number from 1")
     if manifest.suite not in SUITES:
         raise _bad(f"suite {manifest.suite!r} is not known")
+    if not _whole(manifest.dropout_percent, 1, MAX_DROPOUT_PERCENT):
+        raise _bad(f"dropout_percent must lie in 1..{MAX_DROPOUT_PERCENT}")
     _check_limits(manifest.limits)
     _check_thresholds(manifest)
     _check_members(manifest.members, keys.suite_named(manifest.suite).signatures)

@@ -10,6 +10,8 @@ from privacy.secagg.messages import (
     AbortRequest,
     AbortSignature,
     DealtShares,
+    GraphReveal,
+    GraphReveals,
     Roster,
     ShareDelivery,
     SignedBundle,
@@ -171,6 +173,7 @@ SiteMessage = (
     | JobReply
     | Ready
     | NotReady
+    | GraphReveal
     | DealtShares
     | SurvivorSignature
     | UnmaskShares
@@ -185,6 +188,7 @@ AggregatorMessage = (
     | JobOffer
     | TrainRequest
     | Roster
+    | GraphReveals
     | ShareDelivery
     | SurvivorSet
     | SurvivorQuorum

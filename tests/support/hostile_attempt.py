@@ -15,6 +15,7 @@ import numpy as np
 from privacy.pipeline import Mode
 from privacy.planning import encoding_for_version
 from privacy.secagg import commands as c
+from privacy.secagg.cohort import Cohort
 from privacy.secagg.keys import P256, BundleSecrets, make_bundle
 from privacy.secagg.masking import MaskedUpdate, unmask
 from privacy.secagg.messages import (
@@ -115,6 +116,7 @@ def make_attempt(evil, number, attempt, names):
         length=plan.length,
         colluders=manifest.colluders,
         min_survivors=manifest.min_survivors,
+        dropout_percent=manifest.dropout_percent,
         chain_head=request.chain_head,
         bases=tuple(BaseVersion(site, request.version) for site in sites),
     )
@@ -200,7 +202,9 @@ class Attempt:
     def delivery(self, to, only=None, dealt=None):
         """Cut what was dealt down to one recipient, from all or only some of the dealers."""
         chosen = {i: d for i, d in (dealt or self.dealt).items() if only is None or i in only}
-        return ShareDelivery(self.told[to].context.digest(), deliver_to(chosen, to))
+        return ShareDelivery(
+            self.told[to].context.digest(), deliver_to(Cohort.of(self.told[to]), chosen, to)
+        )
 
     async def upload(self, only=None):
         """Step 2: deliver the shares; ``only`` names the dealers by recipient."""
@@ -324,10 +328,10 @@ class Attempt:
         return answer
 
 
-def deliver_to(dealt, recipient):
+def deliver_to(cohort, dealt, recipient):
     """Cut what sites dealt down to one recipient."""
     trees = {
-        i: share_tree(range(1, len(one.ciphertexts) + 1), one.ciphertexts, one.commitments)
+        i: share_tree(cohort.graph.holders(i), one.ciphertexts, one.commitments)
         for i, one in dealt.items()
     }
-    return deliver(dealt, trees, recipient)
+    return deliver(cohort, dealt, trees, recipient)

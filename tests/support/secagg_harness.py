@@ -9,7 +9,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -18,6 +18,8 @@ from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.secagg import commands as c
 from privacy.secagg import statements
+from privacy.secagg.cohort import Cohort
+from privacy.secagg.graph import STANDARD, GraphRule
 from privacy.secagg.keys import P256, BundleSecrets, SoftwareSigner, Suite, make_bundle
 from privacy.secagg.masking import MaskedUpdate, mask, unmask
 from privacy.secagg.messages import (
@@ -25,6 +27,7 @@ from privacy.secagg.messages import (
     AttemptContext,
     BaseVersion,
     CohortPlan,
+    GraphReveals,
     Roster,
     ShareDelivery,
     SignedBundle,
@@ -214,9 +217,13 @@ class Federation:
         data: str = "x",
         timeouts: StepTimeouts | None = None,
         surplus_levels: tuple[int, ...] = (),
+        graph_rule: GraphRule = STANDARD,
+        dropout_percent: int = 20,
+        shared_noise: bool = True,
         **policy,
     ):
         self.surplus_levels = surplus_levels
+        self.graph_rule, self.shared_noise = graph_rule, shared_noise
         self.suite, self.n, self.ring_bits, self.length = suite, n, ring_bits, length
         names = names or [f"site-{k}" for k in range(n)]
         keys = {signer(suite.name, name).fingerprint: name for name in names}
@@ -232,6 +239,7 @@ class Federation:
             length,
             colluders,
             n_min,
+            dropout_percent,
             seed("chain"),
             tuple(BaseVersion(f, 7) for f in self.members),
         )
@@ -240,6 +248,7 @@ class Federation:
         self.policy = CohortPolicy(
             colluders,
             n_min,
+            dropout_percent,
             **{"min_honest": 2 if small else 3, "small_cohort_consent": small, **policy},
         )
         self.sites = [self._site(name, serial, data) for name in self.names]
@@ -262,10 +271,10 @@ class Federation:
                 seed("chain"),
                 7,
                 7,
-                0,
-                True,
+                shared_noise=self.shared_noise,
                 surplus_levels=self.surplus_levels,
             ),
+            graph_rule=self.graph_rule,
         )
         return Site(
             name,
@@ -275,6 +284,19 @@ class Federation:
             key,
             data_of(data, name, self.length),
         )
+
+    @cached_property
+    def cohort(self) -> Cohort:
+        """The cohort with its graph, as the honest roster and reveals make it."""
+        cohort = Cohort.of(self.roster, self.graph_rule)
+        if not cohort.is_sparse:
+            return cohort
+        return cohort.with_seed(statements.graph_seed(cohort.rh, self.reveals().values))
+
+    def reveals(self) -> GraphReveals:
+        """Every site's r."""
+        values = tuple(site.secrets.bundle.graph_reveal for site in self.sites)
+        return GraphReveals(self.context.digest(), values)
 
     def site(self, index: int) -> Site:
         """Return a site by its 1-based index."""
@@ -290,6 +312,7 @@ class Federation:
                 self.pinned,
                 self.timeouts,
                 self.surplus_levels,
+                self.graph_rule,
             )
         )
 
@@ -304,8 +327,8 @@ class Federation:
         """Run the attempt with an honest aggregator.
 
         Args:
-            gone_after: By index, the last step whose message the site still sends: 0 none, 1 deals,
-                2 uploads, 3 signs, 4 (or absent) all.
+            gone_after: By index, the last step whose message the site still sends: -1 none, 0 its r
+                in a sparse cohort and else none, 1 deals, 2 uploads, 3 signs, 4 (or absent) all.
             silent: Drop-outs say nothing and run into the deadline; else ``SiteLost``.
             tamper: Changes what a site sends, by its index; None drops it.
             order: Reorders the frames in flight to the aggregator.
@@ -314,7 +337,8 @@ class Federation:
         server = self.new_server()
         self.outcome = outcome = Outcome(server)
         total = np.zeros(self.length, dtype=np.uint32)
-        lost = {i for i, step in gone_after.items() if step == 0}
+        first = 0 if self.cohort.is_sparse else 1
+        lost = {i for i, step in gone_after.items() if step < first}
         clock = NOW_S
         to_server: list = [c.Start()]
         if not silent:
@@ -388,19 +412,23 @@ class Federation:
     # --- the aggregator's role, by hand ----------------------------------------------------------
 
     def deal_all(self, indices=None) -> dict[int, object]:
-        """Give every site the honest roster; return what each dealt."""
+        """Give every site the honest roster, and the reveals; return what each dealt."""
         indices = indices or range(1, self.n + 1)
-        return {i: self.site(i).feed(self.roster)[0] for i in indices}
+        first = {i: self.site(i).feed(self.roster)[0] for i in indices}
+        if not self.cohort.is_sparse:
+            return first
+        return {i: self.site(i).feed(self.reveals())[0] for i in indices}
 
     def delivery(self, dealt: dict[int, object], to: int, only=None) -> ShareDelivery:
         from privacy.secagg.server_steps import deliver
 
         chosen = {i: d for i, d in sorted(dealt.items()) if only is None or i in only}
+        cohort = self.cohort
         trees = {
-            i: statements.share_tree(range(1, self.n + 1), d.ciphertexts, d.commitments)
+            i: statements.share_tree(cohort.graph.holders(i), d.ciphertexts, d.commitments)
             for i, d in chosen.items()
         }
-        return ShareDelivery(self.context.digest(), deliver(chosen, trees, to))
+        return ShareDelivery(self.context.digest(), deliver(cohort, chosen, trees, to))
 
     def upload_all(self, dealt=None) -> dict[int, object]:
         dealt = dealt or self.deal_all()
@@ -422,6 +450,7 @@ def data_of(data: str, name: str, length: int) -> np.ndarray:
 
 def _step_of(message) -> int | None:
     return {
+        "GraphReveal": 0,
         "DealtShares": 1,
         "UploadCompleted": 2,
         "SurvivorSignature": 3,

@@ -144,6 +144,7 @@ def plan_hash(plan) -> bytes:
         plan.length,
         plan.colluders,
         plan.min_survivors,
+        plan.dropout_percent,
         plan.chain_head,
         len(plan.bases),
         *flat,
@@ -223,3 +224,19 @@ def masked(x, me, agreed, b, rh, mh, bits):
         sign = 1 if me < j else -1
         y = [v + sign * s for v, s in zip(y, stream(key, length, bits), strict=True)]
     return [v % 2**bits for v in y]
+
+
+def graph_seed(rh: bytes, reveals) -> bytes:
+    return digest("graph", rh, *reveals)
+
+
+def ring(n: int, seed: bytes) -> list[int]:
+    """Return the sites in ring order."""
+    return [index for _, index in sorted((digest("ring", seed, i), i) for i in range(1, n + 1))]
+
+
+def ring_neighbours(i: int, n: int, degree: int, seed: bytes) -> list[int]:
+    order = ring(n, seed)
+    at = order.index(i)
+    steps = [s for k in range(1, degree // 2 + 1) for s in (-k, k)]
+    return sorted(order[(at + step) % n] for step in steps)

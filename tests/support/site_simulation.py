@@ -181,7 +181,7 @@ class SimSite:
         slots = self.slots.setdefault(command.ctx, {})
         assert step not in slots, "a slot is written once"
         slots[step] = command.commit.slot
-        if step is sc.Step.SHARE_KEYS:
+        if command.commit.begins:
             self.last_accepted[command.job_id] = (command.key.round, command.attempt)
             self.begun[command.ctx] = command
         if step is sc.Step.MASKED_UPDATE:
@@ -284,6 +284,7 @@ class SimAggregator:
             length=self.round_plan.length,
             colluders=self.manifest.colluders,
             min_survivors=self.manifest.min_survivors,
+            dropout_percent=self.manifest.dropout_percent,
             chain_head=self.head(self.version),
             bases=tuple(BaseVersion(me, self.version) for me in sites),
         )

@@ -13,6 +13,8 @@ from privacy.secagg.messages import (
     CohortPlan,
     DealtShares,
     DeliveredShare,
+    GraphReveal,
+    GraphReveals,
     RevealedShare,
     Roster,
     ShareCommitments,
@@ -124,6 +126,7 @@ site_messages = st.one_of(
     st.builds(m.Ready, slugs, rounds, rounds, seconds, seconds, seconds, seconds),
     st.builds(m.NotReady, slugs, rounds, reasons, texts, seconds),
     dealt_shares(),
+    st.builds(GraphReveal, hashes, st.just(SENDER), hashes),
     signed(SurvivorSignature),
     unmask_shares(),
     st.builds(AbortSignature, hashes, st.just(SENDER), signatures, st.one_of(st.just(b""), hashes)),
@@ -154,6 +157,7 @@ def rosters(draw):
             length=st.integers(1, 1 << 26),
             colluders=st.integers(1, 100),
             min_survivors=st.integers(101, 200),
+            dropout_percent=st.integers(1, 33),
             chain_head=hashes,
             bases=st.just(tuple(BaseVersion(site, draw(rounds)) for site in sites)),
         )
@@ -186,6 +190,7 @@ def quorums(draw):
 
 
 aggregator_messages = st.one_of(
+    st.builds(GraphReveals, hashes, st.lists(hashes, min_size=2, max_size=9).map(tuple)),
     st.builds(m.Welcome, texts, blobs, signatures),
     st.builds(m.Welcome, texts, st.just(b""), st.just(b"")),
     st.builds(m.BundleRequest, st.integers(1, 256)),

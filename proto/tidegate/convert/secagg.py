@@ -21,6 +21,8 @@ from privacy.secagg.messages import (
     DealtShares,
     DeliveredShare,
     Fingerprint,
+    GraphReveal,
+    GraphReveals,
     RevealedShare,
     Roster,
     ShareCommitments,
@@ -36,6 +38,7 @@ from privacy.secagg.transport import ShareTransport
 from privacy.surplus import MAX_LEVELS
 from tidegate.convert import bounds
 from tidegate.convert.bounds import Limits, malformed
+from tidegate.manifest import MAX_DROPOUT_PERCENT
 from tidegate.v1 import secagg_pb2 as pb
 
 MAX_PLAN_BYTES = 1 << 20
@@ -76,10 +79,23 @@ def roster_from_wire(message: pb.Roster, limits: Limits) -> Roster:
     return Roster(_context_from_wire(message.context), bundles, plan)
 
 
+def graph_reveal_from_wire(message: pb.GraphReveal, sender: Fingerprint) -> GraphReveal:
+    """Take a site's r; the machine holds it against the site's bundle."""
+    ctx = bounds.sha256(message.ctx, "graph_reveal.ctx")
+    return GraphReveal(ctx, sender, bounds.sha256(message.value, "graph_reveal.value"))
+
+
+def graph_reveals_from_wire(message: pb.GraphReveals, limits: Limits) -> GraphReveals:
+    """Take every member's r."""
+    size = bounds.count(message.values, limits.max_sites, "graph_reveals.values", least=2)
+    ctx = bounds.sha256(message.ctx, "graph_reveals.ctx")
+    return GraphReveals(ctx, _hashes(message.values, size, "graph_reveals.values"))
+
+
 def dealt_shares_from_wire(
     message: pb.DealtShares, sender: Fingerprint, limits: Limits
 ) -> DealtShares:
-    """Take what a site dealt: a ciphertext for each member, exactly one of them (its own) empty."""
+    """Take what a site dealt: a ciphertext a holder, exactly one of them (its own) empty."""
     size = bounds.count(message.ciphertexts, limits.max_sites, "dealt_shares.ciphertexts", least=2)
     sealed = limits.suite.share_ciphertext_bytes
     ciphertexts = tuple(message.ciphertexts)
@@ -191,6 +207,9 @@ def _plan_from_wire(message: pb.CohortPlan, limits: Limits) -> CohortPlan:
         colluders=colluders,
         min_survivors=bounds.whole(
             message.min_survivors, colluders + 1, limits.max_sites, "roster.plan.min_survivors"
+        ),
+        dropout_percent=bounds.whole(
+            message.dropout_percent, 1, MAX_DROPOUT_PERCENT, "roster.plan.dropout_percent"
         ),
         chain_head=bounds.sha256(message.chain_head, "roster.plan.chain_head"),
         bases=tuple(
@@ -316,10 +335,21 @@ def roster_to_wire(roster: Roster) -> pb.Roster:
             length=plan.length,
             colluders=plan.colluders,
             min_survivors=plan.min_survivors,
+            dropout_percent=plan.dropout_percent,
             chain_head=plan.chain_head,
             bases=[pb.BaseVersion(site=base.site, version=base.version) for base in plan.bases],
         ),
     )
+
+
+def graph_reveal_to_wire(reveal: GraphReveal) -> pb.GraphReveal:
+    """Give a site's r; the session names the sender."""
+    return pb.GraphReveal(ctx=reveal.ctx, value=reveal.value)
+
+
+def graph_reveals_to_wire(reveals: GraphReveals) -> pb.GraphReveals:
+    """Give every member's r."""
+    return pb.GraphReveals(ctx=reveals.ctx, values=reveals.values)
 
 
 def dealt_shares_to_wire(dealt: DealtShares) -> pb.DealtShares:

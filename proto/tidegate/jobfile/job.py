@@ -37,6 +37,7 @@ from tidegate.jobfile.work_kinds import (
     task_of,
 )
 from tidegate.jobfile.work_table import WORK_TABLES, read_work
+from tidegate.manifest import MAX_SITES
 from tidegate.schema import Schema, read_schema
 from tidegate.toml_table import Span, Table
 
@@ -338,7 +339,7 @@ def _read_strategy(top: Table, work: Work) -> Strategy | None:
 def _read_round(top: Table) -> RoundRules:
     table = top.table("round", ("target_sites", "deadline_s", "max_attempts"))
     return RoundRules(
-        target_sites=table.whole("target_sites", Span(2, 200)),
+        target_sites=table.whole("target_sites", Span(2, MAX_SITES)),
         deadline_s=table.number("deadline_s", Span(0.1, 604_800), 60.0),
         max_attempts=table.whole("max_attempts", Span(1, 100), 5),
     )

@@ -32,7 +32,7 @@ class EnrolResponse(_message.Message):
     def __init__(self, site_id: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., operator_spki: _Optional[bytes] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("hello", "bundles", "job_reply", "ready", "not_ready", "dealt_shares", "survivor_signature", "unmask_shares", "abort_signature", "attempt_failed")
+    __slots__ = ("hello", "bundles", "job_reply", "ready", "not_ready", "dealt_shares", "survivor_signature", "unmask_shares", "abort_signature", "attempt_failed", "graph_reveal")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     JOB_REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class SessionRequest(_message.Message):
     UNMASK_SHARES_FIELD_NUMBER: _ClassVar[int]
     ABORT_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FAILED_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_REVEAL_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     bundles: BundleStock
     job_reply: JobReply
@@ -53,10 +54,11 @@ class SessionRequest(_message.Message):
     unmask_shares: _secagg_pb2.UnmaskShares
     abort_signature: _secagg_pb2.AbortSignature
     attempt_failed: AttemptFailed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., bundles: _Optional[_Union[BundleStock, _Mapping]] = ..., job_reply: _Optional[_Union[JobReply, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., dealt_shares: _Optional[_Union[_secagg_pb2.DealtShares, _Mapping]] = ..., survivor_signature: _Optional[_Union[_secagg_pb2.SurvivorSignature, _Mapping]] = ..., unmask_shares: _Optional[_Union[_secagg_pb2.UnmaskShares, _Mapping]] = ..., abort_signature: _Optional[_Union[_secagg_pb2.AbortSignature, _Mapping]] = ..., attempt_failed: _Optional[_Union[AttemptFailed, _Mapping]] = ...) -> None: ...
+    graph_reveal: _secagg_pb2.GraphReveal
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., bundles: _Optional[_Union[BundleStock, _Mapping]] = ..., job_reply: _Optional[_Union[JobReply, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., dealt_shares: _Optional[_Union[_secagg_pb2.DealtShares, _Mapping]] = ..., survivor_signature: _Optional[_Union[_secagg_pb2.SurvivorSignature, _Mapping]] = ..., unmask_shares: _Optional[_Union[_secagg_pb2.UnmaskShares, _Mapping]] = ..., abort_signature: _Optional[_Union[_secagg_pb2.AbortSignature, _Mapping]] = ..., attempt_failed: _Optional[_Union[AttemptFailed, _Mapping]] = ..., graph_reveal: _Optional[_Union[_secagg_pb2.GraphReveal, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "bundle_request", "job_offer", "train_request", "roster", "share_delivery", "survivor_set", "survivor_quorum", "abort_request", "attempt_result", "job_ended", "refused")
+    __slots__ = ("welcome", "bundle_request", "job_offer", "train_request", "roster", "share_delivery", "survivor_set", "survivor_quorum", "abort_request", "attempt_result", "job_ended", "refused", "graph_reveals")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_OFFER_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +71,7 @@ class SessionResponse(_message.Message):
     ATTEMPT_RESULT_FIELD_NUMBER: _ClassVar[int]
     JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_REVEALS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     bundle_request: BundleRequest
     job_offer: JobOffer
@@ -81,7 +84,8 @@ class SessionResponse(_message.Message):
     attempt_result: AttemptResult
     job_ended: JobEnded
     refused: Refused
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., bundle_request: _Optional[_Union[BundleRequest, _Mapping]] = ..., job_offer: _Optional[_Union[JobOffer, _Mapping]] = ..., train_request: _Optional[_Union[TrainRequest, _Mapping]] = ..., roster: _Optional[_Union[_secagg_pb2.Roster, _Mapping]] = ..., share_delivery: _Optional[_Union[_secagg_pb2.ShareDelivery, _Mapping]] = ..., survivor_set: _Optional[_Union[_secagg_pb2.SurvivorSet, _Mapping]] = ..., survivor_quorum: _Optional[_Union[_secagg_pb2.SurvivorQuorum, _Mapping]] = ..., abort_request: _Optional[_Union[_secagg_pb2.AbortRequest, _Mapping]] = ..., attempt_result: _Optional[_Union[AttemptResult, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    graph_reveals: _secagg_pb2.GraphReveals
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., bundle_request: _Optional[_Union[BundleRequest, _Mapping]] = ..., job_offer: _Optional[_Union[JobOffer, _Mapping]] = ..., train_request: _Optional[_Union[TrainRequest, _Mapping]] = ..., roster: _Optional[_Union[_secagg_pb2.Roster, _Mapping]] = ..., share_delivery: _Optional[_Union[_secagg_pb2.ShareDelivery, _Mapping]] = ..., survivor_set: _Optional[_Union[_secagg_pb2.SurvivorSet, _Mapping]] = ..., survivor_quorum: _Optional[_Union[_secagg_pb2.SurvivorQuorum, _Mapping]] = ..., abort_request: _Optional[_Union[_secagg_pb2.AbortRequest, _Mapping]] = ..., attempt_result: _Optional[_Union[AttemptResult, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., graph_reveals: _Optional[_Union[_secagg_pb2.GraphReveals, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "instance_id", "device", "jobs")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tidegate/v1/secagg.proto\x12\x0btidegate.v1\"\x93\x01\n\x0e\x41ttemptContext\x12\r\n\x05suite\x18\x01 \x01(\t\x12\x15\n\rconsortium_id\x18\x02 \x01(\t\x12\x15\n\rmanifest_hash\x18\x03 \x01(\x0c\x12\x0e\n\x06job_id\x18\x04 \x01(\t\x12\x14\n\x0croster_epoch\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\"\xac\x01\n\x06\x42undle\x12\x15\n\rconsortium_id\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x03 \x01(\x0c\x12\x0e\n\x06serial\x18\x04 \x01(\x04\x12\x0c\n\x04\x63_pk\x18\x05 \x01(\x0c\x12\x0c\n\x04m_pk\x18\x06 \x01(\x0c\x12\x14\n\x0cr_commitment\x18\x07 \x01(\x0c\x12\x13\n\x0bnot_after_s\x18\x08 \x01(\x04\x12\x11\n\tsignature\x18\t \x01(\x0c\",\n\x0b\x42\x61seVersion\x12\x0c\n\x04site\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\r\"\xa8\x01\n\nCohortPlan\x12\x10\n\x08\x65ncoding\x18\x01 \x01(\x0c\x12\x11\n\tring_bits\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x11\n\tcolluders\x18\x04 \x01(\r\x12\x15\n\rmin_survivors\x18\x05 \x01(\r\x12\x12\n\nchain_head\x18\x06 \x01(\x0c\x12\'\n\x05\x62\x61ses\x18\x07 \x03(\x0b\x32\x18.tidegate.v1.BaseVersion\"\x83\x01\n\x06Roster\x12,\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1b.tidegate.v1.AttemptContext\x12$\n\x07\x62undles\x18\x02 \x03(\x0b\x32\x13.tidegate.v1.Bundle\x12%\n\x04plan\x18\x03 \x01(\x0b\x32\x17.tidegate.v1.CohortPlan\"O\n\x10ShareCommitments\x12\x11\n\tself_seed\x18\x01 \x01(\x0c\x12\x13\n\x0bself_shares\x18\x02 \x03(\x0c\x12\x13\n\x0bmask_shares\x18\x03 \x03(\x0c\"v\n\x0b\x44\x65\x61ltShares\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63iphertexts\x18\x02 \x03(\x0c\x12\x32\n\x0b\x63ommitments\x18\x03 \x01(\x0b\x32\x1d.tidegate.v1.ShareCommitments\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\x90\x01\n\x0e\x44\x65liveredShare\x12\x0e\n\x06sender\x18\x01 \x01(\x0c\x12\x12\n\nciphertext\x18\x02 \x01(\x0c\x12\x11\n\tself_seed\x18\x03 \x01(\x0c\x12\x12\n\nself_share\x18\x04 \x01(\x0c\x12\x12\n\nmask_share\x18\x05 \x01(\x0c\x12\x0c\n\x04path\x18\x06 \x03(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\"I\n\rShareDelivery\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12+\n\x06shares\x18\x02 \x03(\x0b\x32\x1b.tidegate.v1.DeliveredShare\"<\n\x0bSurvivorSet\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\r\n\x05\x64\x65\x61lt\x18\x02 \x03(\r\x12\x11\n\tsurvivors\x18\x03 \x03(\r\"C\n\x11SurvivorSignature\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0e\n\x06sender\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"Q\n\x0eSurvivorQuorum\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x32\n\nsignatures\x18\x02 \x03(\x0b\x32\x1e.tidegate.v1.SurvivorSignature\"-\n\rRevealedShare\x12\r\n\x05owner\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x94\x01\n\x0cUnmaskShares\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12/\n\x0bself_shares\x18\x02 \x03(\x0b\x32\x1a.tidegate.v1.RevealedShare\x12/\n\x0bmask_shares\x18\x03 \x03(\x0b\x32\x1a.tidegate.v1.RevealedShare\x12\x15\n\rsurplus_seeds\x18\x04 \x03(\x0c\"+\n\x0c\x41\x62ortRequest\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"Q\n\x0e\x41\x62ortSignature\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0e\n\x06sender\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x63\x63used\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tidegate/v1/secagg.proto\x12\x0btidegate.v1\"\x93\x01\n\x0e\x41ttemptContext\x12\r\n\x05suite\x18\x01 \x01(\t\x12\x15\n\rconsortium_id\x18\x02 \x01(\t\x12\x15\n\rmanifest_hash\x18\x03 \x01(\x0c\x12\x0e\n\x06job_id\x18\x04 \x01(\t\x12\x14\n\x0croster_epoch\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\"\xac\x01\n\x06\x42undle\x12\x15\n\rconsortium_id\x18\x01 \x01(\t\x12\x0c\n\x04site\x18\x02 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x03 \x01(\x0c\x12\x0e\n\x06serial\x18\x04 \x01(\x04\x12\x0c\n\x04\x63_pk\x18\x05 \x01(\x0c\x12\x0c\n\x04m_pk\x18\x06 \x01(\x0c\x12\x14\n\x0cr_commitment\x18\x07 \x01(\x0c\x12\x13\n\x0bnot_after_s\x18\x08 \x01(\x04\x12\x11\n\tsignature\x18\t \x01(\x0c\",\n\x0b\x42\x61seVersion\x12\x0c\n\x04site\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\r\"\xc1\x01\n\nCohortPlan\x12\x10\n\x08\x65ncoding\x18\x01 \x01(\x0c\x12\x11\n\tring_bits\x18\x02 \x01(\r\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x11\n\tcolluders\x18\x04 \x01(\r\x12\x15\n\rmin_survivors\x18\x05 \x01(\r\x12\x12\n\nchain_head\x18\x06 \x01(\x0c\x12\'\n\x05\x62\x61ses\x18\x07 \x03(\x0b\x32\x18.tidegate.v1.BaseVersion\x12\x17\n\x0f\x64ropout_percent\x18\x08 \x01(\r\"\x83\x01\n\x06Roster\x12,\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1b.tidegate.v1.AttemptContext\x12$\n\x07\x62undles\x18\x02 \x03(\x0b\x32\x13.tidegate.v1.Bundle\x12%\n\x04plan\x18\x03 \x01(\x0b\x32\x17.tidegate.v1.CohortPlan\")\n\x0bGraphReveal\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\"+\n\x0cGraphReveals\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\"O\n\x10ShareCommitments\x12\x11\n\tself_seed\x18\x01 \x01(\x0c\x12\x13\n\x0bself_shares\x18\x02 \x03(\x0c\x12\x13\n\x0bmask_shares\x18\x03 \x03(\x0c\"v\n\x0b\x44\x65\x61ltShares\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63iphertexts\x18\x02 \x03(\x0c\x12\x32\n\x0b\x63ommitments\x18\x03 \x01(\x0b\x32\x1d.tidegate.v1.ShareCommitments\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\x90\x01\n\x0e\x44\x65liveredShare\x12\x0e\n\x06sender\x18\x01 \x01(\x0c\x12\x12\n\nciphertext\x18\x02 \x01(\x0c\x12\x11\n\tself_seed\x18\x03 \x01(\x0c\x12\x12\n\nself_share\x18\x04 \x01(\x0c\x12\x12\n\nmask_share\x18\x05 \x01(\x0c\x12\x0c\n\x04path\x18\x06 \x03(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\"I\n\rShareDelivery\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12+\n\x06shares\x18\x02 \x03(\x0b\x32\x1b.tidegate.v1.DeliveredShare\"<\n\x0bSurvivorSet\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\r\n\x05\x64\x65\x61lt\x18\x02 \x03(\r\x12\x11\n\tsurvivors\x18\x03 \x03(\r\"C\n\x11SurvivorSignature\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0e\n\x06sender\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"Q\n\x0eSurvivorQuorum\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x32\n\nsignatures\x18\x02 \x03(\x0b\x32\x1e.tidegate.v1.SurvivorSignature\"-\n\rRevealedShare\x12\r\n\x05owner\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x94\x01\n\x0cUnmaskShares\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12/\n\x0bself_shares\x18\x02 \x03(\x0b\x32\x1a.tidegate.v1.RevealedShare\x12/\n\x0bmask_shares\x18\x03 \x03(\x0b\x32\x1a.tidegate.v1.RevealedShare\x12\x15\n\rsurplus_seeds\x18\x04 \x03(\x0c\"+\n\x0c\x41\x62ortRequest\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"Q\n\x0e\x41\x62ortSignature\x12\x0b\n\x03\x63tx\x18\x01 \x01(\x0c\x12\x0e\n\x06sender\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x63\x63used\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,29 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BASEVERSION']._serialized_start=366
   _globals['_BASEVERSION']._serialized_end=410
   _globals['_COHORTPLAN']._serialized_start=413
-  _globals['_COHORTPLAN']._serialized_end=581
-  _globals['_ROSTER']._serialized_start=584
-  _globals['_ROSTER']._serialized_end=715
-  _globals['_SHARECOMMITMENTS']._serialized_start=717
-  _globals['_SHARECOMMITMENTS']._serialized_end=796
-  _globals['_DEALTSHARES']._serialized_start=798
-  _globals['_DEALTSHARES']._serialized_end=916
-  _globals['_DELIVEREDSHARE']._serialized_start=919
-  _globals['_DELIVEREDSHARE']._serialized_end=1063
-  _globals['_SHAREDELIVERY']._serialized_start=1065
-  _globals['_SHAREDELIVERY']._serialized_end=1138
-  _globals['_SURVIVORSET']._serialized_start=1140
-  _globals['_SURVIVORSET']._serialized_end=1200
-  _globals['_SURVIVORSIGNATURE']._serialized_start=1202
-  _globals['_SURVIVORSIGNATURE']._serialized_end=1269
-  _globals['_SURVIVORQUORUM']._serialized_start=1271
-  _globals['_SURVIVORQUORUM']._serialized_end=1352
-  _globals['_REVEALEDSHARE']._serialized_start=1354
-  _globals['_REVEALEDSHARE']._serialized_end=1399
-  _globals['_UNMASKSHARES']._serialized_start=1402
-  _globals['_UNMASKSHARES']._serialized_end=1550
-  _globals['_ABORTREQUEST']._serialized_start=1552
-  _globals['_ABORTREQUEST']._serialized_end=1595
-  _globals['_ABORTSIGNATURE']._serialized_start=1597
-  _globals['_ABORTSIGNATURE']._serialized_end=1678
+  _globals['_COHORTPLAN']._serialized_end=606
+  _globals['_ROSTER']._serialized_start=609
+  _globals['_ROSTER']._serialized_end=740
+  _globals['_GRAPHREVEAL']._serialized_start=742
+  _globals['_GRAPHREVEAL']._serialized_end=783
+  _globals['_GRAPHREVEALS']._serialized_start=785
+  _globals['_GRAPHREVEALS']._serialized_end=828
+  _globals['_SHARECOMMITMENTS']._serialized_start=830
+  _globals['_SHARECOMMITMENTS']._serialized_end=909
+  _globals['_DEALTSHARES']._serialized_start=911
+  _globals['_DEALTSHARES']._serialized_end=1029
+  _globals['_DELIVEREDSHARE']._serialized_start=1032
+  _globals['_DELIVEREDSHARE']._serialized_end=1176
+  _globals['_SHAREDELIVERY']._serialized_start=1178
+  _globals['_SHAREDELIVERY']._serialized_end=1251
+  _globals['_SURVIVORSET']._serialized_start=1253
+  _globals['_SURVIVORSET']._serialized_end=1313
+  _globals['_SURVIVORSIGNATURE']._serialized_start=1315
+  _globals['_SURVIVORSIGNATURE']._serialized_end=1382
+  _globals['_SURVIVORQUORUM']._serialized_start=1384
+  _globals['_SURVIVORQUORUM']._serialized_end=1465
+  _globals['_REVEALEDSHARE']._serialized_start=1467
+  _globals['_REVEALEDSHARE']._serialized_end=1512
+  _globals['_UNMASKSHARES']._serialized_start=1515
+  _globals['_UNMASKSHARES']._serialized_end=1663
+  _globals['_ABORTREQUEST']._serialized_start=1665
+  _globals['_ABORTREQUEST']._serialized_end=1708
+  _globals['_ABORTSIGNATURE']._serialized_start=1710
+  _globals['_ABORTSIGNATURE']._serialized_end=1791
 # @@protoc_insertion_point(module_scope)

@@ -55,7 +55,7 @@ class BaseVersion(_message.Message):
     def __init__(self, site: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class CohortPlan(_message.Message):
-    __slots__ = ("encoding", "ring_bits", "length", "colluders", "min_survivors", "chain_head", "bases")
+    __slots__ = ("encoding", "ring_bits", "length", "colluders", "min_survivors", "chain_head", "bases", "dropout_percent")
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     RING_BITS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class CohortPlan(_message.Message):
     MIN_SURVIVORS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
     BASES_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_PERCENT_FIELD_NUMBER: _ClassVar[int]
     encoding: bytes
     ring_bits: int
     length: int
@@ -70,7 +71,8 @@ class CohortPlan(_message.Message):
     min_survivors: int
     chain_head: bytes
     bases: _containers.RepeatedCompositeFieldContainer[BaseVersion]
-    def __init__(self, encoding: _Optional[bytes] = ..., ring_bits: _Optional[int] = ..., length: _Optional[int] = ..., colluders: _Optional[int] = ..., min_survivors: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., bases: _Optional[_Iterable[_Union[BaseVersion, _Mapping]]] = ...) -> None: ...
+    dropout_percent: int
+    def __init__(self, encoding: _Optional[bytes] = ..., ring_bits: _Optional[int] = ..., length: _Optional[int] = ..., colluders: _Optional[int] = ..., min_survivors: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., bases: _Optional[_Iterable[_Union[BaseVersion, _Mapping]]] = ..., dropout_percent: _Optional[int] = ...) -> None: ...
 
 class Roster(_message.Message):
     __slots__ = ("context", "bundles", "plan")
@@ -81,6 +83,22 @@ class Roster(_message.Message):
     bundles: _containers.RepeatedCompositeFieldContainer[Bundle]
     plan: CohortPlan
     def __init__(self, context: _Optional[_Union[AttemptContext, _Mapping]] = ..., bundles: _Optional[_Iterable[_Union[Bundle, _Mapping]]] = ..., plan: _Optional[_Union[CohortPlan, _Mapping]] = ...) -> None: ...
+
+class GraphReveal(_message.Message):
+    __slots__ = ("ctx", "value")
+    CTX_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ctx: bytes
+    value: bytes
+    def __init__(self, ctx: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class GraphReveals(_message.Message):
+    __slots__ = ("ctx", "values")
+    CTX_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ctx: bytes
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, ctx: _Optional[bytes] = ..., values: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ShareCommitments(_message.Message):
     __slots__ = ("self_seed", "self_shares", "mask_shares")

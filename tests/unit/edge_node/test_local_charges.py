@@ -97,7 +97,7 @@ class Site:
             secrets = SiteSecrets(BundleSecrets(b"s" * 32), b"t" * 32, b"u" * 32, seeds)
             self.bench.joining[ctx] = (serial, secrets)
         key = ec.UpdateKey(number, number - 1, "")
-        commit = Commit(step, b"i" * 32, b"slot", charge)
+        commit = Commit(step, b"i" * 32, b"slot", charge, step is Step.SHARE_KEYS)
         return self.steps.commit(ec.CommitStep(ctx, "job-1", key, attempt, commit, b"facts"))
 
     def entries(self):

@@ -52,6 +52,9 @@ VALID = {
     "not_ready": lambda: from_site(
         not_ready=federation_pb2.NotReady(job_id="j", reason="budget-exhausted", detail="gone")
     ),
+    "graph_reveal": lambda: from_site(
+        graph_reveal=secagg_pb2.GraphReveal(ctx=HASH, value=HASH)
+    ),
     "dealt_shares": lambda: from_site(
         dealt_shares=secagg_pb2.DealtShares(
             ctx=HASH, ciphertexts=[b"", CIPHERTEXT, CIPHERTEXT], commitments=commitments(),
@@ -101,10 +104,13 @@ VALID = {
             bundles=[bundle(), bundle(OTHER)],
             plan=secagg_pb2.CohortPlan(
                 encoding=b"e", ring_bits=20, length=1000, colluders=1, min_survivors=4,
-                chain_head=HASH,
+                dropout_percent=20, chain_head=HASH,
                 bases=[secagg_pb2.BaseVersion(site=s, version=1) for s in (SITE, OTHER)],
             ),
         )
+    ),
+    "graph_reveals": lambda: from_aggregator(
+        graph_reveals=secagg_pb2.GraphReveals(ctx=HASH, values=[HASH] * 3)
     ),
     "share_delivery": lambda: from_aggregator(
         share_delivery=secagg_pb2.ShareDelivery(
@@ -217,6 +223,8 @@ WRONG = [
     Wrong("not_ready", "reason", ""),
     Wrong("not_ready", "epsilon_spent", float("-inf"), Reason.NOT_FINITE),
     Wrong("not_ready", "round", 2**31),
+    Wrong("graph_reveal", "ctx", b""),
+    Wrong("graph_reveal", "value", bytes(31)),
     Wrong("dealt_shares", "ctx", bytes(33)),
     Wrong("dealt_shares", "ciphertexts", [b"", CIPHERTEXT], M, "commitments"),
     Wrong("dealt_shares", "ciphertexts", [CIPHERTEXT] * 3),
@@ -245,7 +253,7 @@ WRONG = [
     Wrong("attempt_failed", "reason", "x"),
     Wrong("welcome", "manifest_signature", b""),
     Wrong("welcome", "manifest", b""),
-    Wrong("welcome", "manifest", bytes(262_145), BIG),
+    Wrong("welcome", "manifest", bytes((1 << 20) + 1), BIG),
     Wrong("bundle_request", "count", 0),
     Wrong("bundle_request", "count", 257),
     Wrong("job_offer", "job_toml", bytes(65_537), BIG),
@@ -277,6 +285,8 @@ WRONG = [
     Wrong("roster", "plan.length", 1001),
     Wrong("roster", "plan.colluders", 0),
     Wrong("roster", "plan.min_survivors", 1),
+    Wrong("roster", "plan.dropout_percent", 0),
+    Wrong("roster", "plan.dropout_percent", 34),
     Wrong("roster", "plan.encoding", b""),
     Wrong("roster", "plan.chain_head", b""),
     Wrong("roster", "context.attempt", 0),
@@ -284,6 +294,10 @@ WRONG = [
     Wrong("roster", "context.manifest_hash", b""),
     Wrong("roster", "context.job_id", ""),
     Wrong("roster", "context.suite", "P\n"),
+    Wrong("graph_reveals", "ctx", b""),
+    Wrong("graph_reveals", "values", []),
+    Wrong("graph_reveals", "values", [HASH, HASH[:-1]]),
+    Wrong("graph_reveals", "values", [HASH] * 6, BIG),
     Wrong("share_delivery", "shares", []),
     Wrong("share_delivery", "shares.1.sender", SITE),
     Wrong("share_delivery", "shares.0.ciphertext", b""),

@@ -194,7 +194,7 @@ class TestWhatTheOperatorIsShown:
             ({"delta_dp": 1.5}, "job.delta_dp"),
             ({"elapsed_s": -1.0}, "job.elapsed_s"),
             ({"sites": [operator_pb2.SiteProgress(site_id="b", detail="\n")]}, "job.sites.detail"),
-            ({"sites": [operator_pb2.SiteProgress(site_id="b")] * 201}, "job.sites"),
+            ({"sites": [operator_pb2.SiteProgress(site_id="b")] * 1001}, "job.sites"),
         ],
     )
     def test_nothing_reaches_the_terminal_unchecked(self, fields, named):

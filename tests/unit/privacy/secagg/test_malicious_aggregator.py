@@ -170,8 +170,8 @@ def ready_for_3(**kwargs):
     ("dealt", "survivors", "reason"),
     [
         ((1, 2, 3, 4), (1, 2, 3, 4), Reason.EQUIVOCATION),
-        ((1, 2, 3, 4, 5, 6), ALL, Reason.EQUIVOCATION),
-        ((5, 4, 3, 2, 1), ALL, Reason.EQUIVOCATION),
+        ((1, 2, 3, 4, 5, 6), ALL, Reason.MALFORMED),
+        ((5, 4, 3, 2, 1), ALL, Reason.MALFORMED),
         (ALL, (1, 2, 3), Reason.BELOW_THRESHOLD),
         (ALL, (2, 3, 4, 5), Reason.POLICY),
         (ALL, (1, 2, 3, 4, 6), Reason.MALFORMED),

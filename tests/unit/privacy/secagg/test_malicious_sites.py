@@ -41,7 +41,7 @@ def resign(federation, dealt):
     """Sign what a cheating dealer made, with its own key: the signature is good."""
     site = federation.site(CHEAT)
     cohort = site.attempt.cohort
-    tree = statements.share_tree(cohort.indices, dealt.ciphertexts, dealt.commitments)
+    tree = statements.share_tree(cohort.graph.holders(CHEAT), dealt.ciphertexts, dealt.commitments)
     statement = statements.share_statement(cohort.rh, tree.root, dealt.commitments.self_seed)
     return replace(dealt, signature=site.key.sign(statement))
 
