@@ -115,8 +115,8 @@ class CohortRule:
             raise UsageError(
                 f"[round] target_sites = {self.target_sites} asks for sums over {most} sites, more"
                 f" than the {STANDARD.complete_up_to} of a complete graph. The sparse graph above"
-                " is not for modes whose noise is shared among the sites (record-distributed, site),"
-                " as how many honest sites one sum holds is not promised there. Lower it, or use"
+                " is not for modes whose noise is shared among sites (record-distributed, site), as"
+                " how many honest sites one sum holds is not promised there. Lower it, or use"
                 " mode record-local"
             )
         try:
