@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from benchmarks import credit, encode, linear, memory, robust, rounds, trainer_overhead, trees
+from benchmarks import (
+    anonymity,
+    credit,
+    encode,
+    linear,
+    memory,
+    robust,
+    rounds,
+    trainer_overhead,
+    trees,
+)
 from benchmarks.job_text import with_values
 from benchmarks.round_clock import steady_pace
 from benchmarks.simulated_site import CHUNK_VALUES, MaskedConstant, constant_delta
@@ -16,7 +26,7 @@ from tidegate.jobfile import JobFile
 
 
 @pytest.mark.parametrize(
-    "script", [credit, encode, linear, memory, robust, rounds, trainer_overhead, trees]
+    "script", [anonymity, credit, encode, linear, memory, robust, rounds, trainer_overhead, trees]
 )
 def test_every_option_has_a_default(script):
     assert script.parse([]).json is None
@@ -123,3 +133,11 @@ def test_the_noise_of_groups_is_measured_as_theory_has_it():
     assert found["same"] == pytest.approx(1.16, rel=0.06)
     assert found["theory"] == pytest.approx(1.16, rel=0.01)
     assert found["own"] == pytest.approx(1.16 * (10 / 3) ** 0.5, rel=0.06)
+
+
+def test_an_arc_is_cut_off_without_the_window_check_and_not_with_it():
+    cell = anonymity.measure(sites=1000, colluders=200, rings=1, stride=10)
+    assert cell.cut_without_check == 1
+    assert cell.isolated_least is not None
+    assert 30 <= cell.isolated_least <= 60  # the design's attack found 36 to 48
+    assert cell.cut_with_check == 0
