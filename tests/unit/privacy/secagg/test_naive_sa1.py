@@ -5,9 +5,11 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from privacy.secagg.keys import MLKEM768_X25519, P256, SUITES, X25519
+from privacy.secagg.messages import DealtShares
 from tests.support import secagg_naive as naive
 from tests.support import suites_naive as by_suite
 from tests.support.secagg_harness import Federation
+from tests.support.sparse_cohorts import sparse
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,36 @@ def test_dealt_shares_are_those_of_the_naive_one(suite):
         body = naive.encode("share", rh, root, commitments.self_seed)
         spki = federation.pinned[federation.members[i - 1]]
         suite.verify(spki, dealt[i].signature, b"tidegate/sa/1 signature\x00" + body)
+
+
+def test_a_sparse_cohort_deals_and_masks_as_the_naive_one():
+    federation = sparse(12)
+    assert federation.run().total_D is not None
+    rh = naive.roster_hash(federation.context, federation.bundles)
+    mh = naive.plan_hash(federation.plan)
+    reveals = [naive.hkdf(site.secrets.bundle.seed, "seed-r") for site in federation.sites]
+    seed = naive.graph_seed(rh, reveals)
+    for i in (1, 7):
+        site = federation.site(i)
+        _, m_seed = naive.bundle_seeds(site.secrets.bundle.seed)
+        holders = sorted([i, *naive.ring_neighbours(i, 12, 8, seed)])
+        b = site.secrets.self_mask_seed
+        agreed = {
+            j: naive.agree(m_seed, "scalar-m", federation.bundles[j - 1].bundle.m_pk)
+            for j in holders
+            if j != i
+        }
+        y = naive.masked(site.x_D, i, agreed, b, rh, mh, 20)
+        assert site.upload.values_d.tolist() == y
+        coefficients = site.secrets.coefficient_seed
+        shares = naive.polynomial_shares(b, coefficients, "b-share", rh, i, 5, 12)
+        expected = [naive.digest("b-share", rh, i, j, shares[j - 1]) for j in holders]
+        dealt = next(m for m in site.sent if isinstance(m, DealtShares))
+        assert list(dealt.commitments.self_shares) == expected
+        commitments = dealt.commitments
+        root = naive.dealt_root(
+            holders, dealt.ciphertexts, commitments.self_shares, commitments.mask_shares
+        )
+        body = naive.encode("share", rh, root, commitments.self_seed)
+        spki = federation.pinned[site.me]
+        federation.suite.verify(spki, dealt.signature, b"tidegate/sa/1 signature\x00" + body)
