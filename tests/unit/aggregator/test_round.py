@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator import round_events as r
-from aggregator.cohort import CohortRule, may_cut
+from aggregator.cohort import CohortRule, choose, may_cut
 from aggregator.round import Phase, Round, RoundConfig, SiteState
 from privacy.errors import Reason, UsageError
 from privacy.secagg import commands as c
@@ -355,3 +355,25 @@ def test_whatever_happens_the_rules_hold(events):
     failures = [end for end in world.ended if isinstance(end, r.RoundFailed)]
     assert len(failures) <= 1
     assert bool(failures) == (world.round.phase is Phase.OVER)
+
+
+def test_a_cohort_is_cut_to_what_its_graph_takes():
+    sites = {bytes([n // 256, n % 256]) * 16 for n in range(300)}
+    shared = CohortRule(1, 4, 150, 1.0, shares_noise=True)
+    assert shared.size_of(300) == 200
+    assert shared.size_of(199) == 199
+    chosen = choose(sites, shared, b"s" * 32, 1)
+    assert len(chosen) == 200
+    assert list(chosen) == sorted(chosen)
+    assert chosen != choose(sites, shared, b"s" * 32, 2)
+    assert CohortRule(1, 4, 150, 1.0).size_of(300) == 300
+    # 50 of 210 are more than a fifth: the sparse graph does not carry them.
+    assert CohortRule(50, 53, 150, 1.0).size_of(210) == 200
+
+
+def test_a_target_whose_sums_need_the_sparse_graph_is_refused_for_shared_noise():
+    with pytest.raises(UsageError, match="not for modes whose noise is shared"):
+        CohortRule(1, 4, 201, 1.0, shares_noise=True)
+    with pytest.raises(UsageError, match="cannot be a cohort"):
+        CohortRule(50, 53, 210, 1.0)
+    assert CohortRule(1, 4, 201, 1.0).target_sites == 201

@@ -111,6 +111,20 @@ def test_a_slot_is_written_once(store):
     assert store.slots(CTX)[2] == b"slot"
 
 
+def test_the_roster_of_a_sparse_cohort_is_kept_in_slot_0_which_begins_the_attempt(store):
+    serial = store.reserve_serials(1)[0]
+    store.add_bundles([StoredBundle(serial, b"signed", SEED)], 512)
+    begun = attempt(4, CTX, serial, 1)
+    store.commit_step(StepRecord(CTX, 0, b"d" * 32, b"roster", begin=begun))
+    assert store.bundle(serial) is None
+    assert store.last_accepted("job-1") == (1, 4)
+    with pytest.raises(PeerError) as caught:
+        store.commit_step(StepRecord(CTX, 0, b"e" * 32, b"another roster"))
+    assert caught.value.reason is Reason.EQUIVOCATION
+    store.commit_step(step(1))
+    assert store.slots(CTX) == {0: b"roster", 1: b"slot"}
+
+
 def test_attempts_only_go_forward(store):
     begin(store, number=3)
     assert store.last_accepted("job-1") == (1, 3)
