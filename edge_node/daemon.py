@@ -346,7 +346,7 @@ class EdgeNode:
         """Start a trainer before it is asked for; what fails here fails again when it is."""
         try:
             await self._bench.jobs[job_id].start()
-        except (TrainerFailure, UsageError) as error:
+        except (PeerError, UsageError) as error:  # a base model, too, may be another by now
             log.warning("trainer does not start", job=job_id, why=error)
 
     async def _judge(self, offer: StoredJob, *, again: bool = False) -> JobJudged:

@@ -9,6 +9,7 @@ it could hold data.
 import asyncio
 import shutil
 import time
+import tomllib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -95,6 +96,7 @@ class OfferDesk:
         self._ledgers.ensure(self._policy, dataset.dataset_id, reading.whole)
         self._ledgers.look_ahead(dataset.dataset_id, reading.event)
         folder = await self._unpack(offer, reading.job_file, fetch)
+        _check_named(folder, reading.job_file)
         tier = charge_tier(reading.job_file, offer.app_sha256)
         job = JobAtSite(
             offer.job_id,
@@ -176,6 +178,28 @@ class OfferDesk:
         self._config.apps.mkdir(mode=0o700, parents=True, exist_ok=True)
         appbundle.unpack(bundle, folder)
         return folder
+
+
+def _check_named(folder: Path, job_file: JobFile) -> None:
+    """Hold an offered job to the architecture that the app's own job.toml names.
+
+    The job file comes by way of the aggregator, but the app's digest is one that the site reviewed.
+
+    Raises:
+        PeerError: WRONG_DIGEST: the offered job names another one, or none; MALFORMED: the app's
+            job.toml cannot be read.
+    """
+    own = folder / "job.toml"
+    if job_file.task is None or not own.is_file():
+        return
+    try:
+        task = tomllib.loads(own.read_text("utf-8")).get("task", {})
+    except ValueError as error:
+        raise PeerError(Reason.MALFORMED, "the app's own job.toml cannot be read") from error
+    named = task.get("architecture", "") if isinstance(task, dict) else ""
+    if named and named != job_file.task.architecture:
+        message = "the app's own job.toml names another architecture than the offered job"
+        raise PeerError(Reason.WRONG_DIGEST, message)
 
 
 def _load(config: SiteConfig, name: str) -> Dataset:

@@ -264,6 +264,8 @@ def _show_rehearsal(session: Session, submission: Submission) -> None:
         f"tried on made-up data ({report['device']}): {'; '.join(report['checks']) or 'nothing'}"
     )
     lines = [tried]
+    if report["architecture"]:
+        lines.append(f"architecture {report['architecture']}")
     if report["engine"]:
         lines.append(f"per-record gradients by {report['engine']}")
     if report["skipped"]:

@@ -72,6 +72,7 @@ def task_trainer(
             own_optimiser=rules is not None and rules.learning_rate is None,
             seed=task.seed,
             base_models=base_models_of(task, config),
+            architecture=task.architecture,
         ),
         trainer_limits(config),
         trainer_confinement(config),

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from edge_node.tasks.architecture import architecture_of
 from edge_node.tasks.base_models import folder_digest
 from edge_node.tasks.dry_run import blamed, dry_run
 from edge_node.tasks.task import Task, TaskError, load_task, spec_of
@@ -52,11 +53,18 @@ def rehearse(
     with blamed(folder):
         task = load_task(folder, work.file, work.seed, given)
         spec = spec_of(task.model)
+        architecture = _architecture(task, work)
         model = _first_model(task, spec)
     (out / "spec").write_bytes(spec.to_bytes())
     (out / "model").write_bytes(model)
     run = dry_run(task, spec, job, folder)
-    return {"parameters": spec.length, "tensors": len(spec.tensors), "device": "cpu", **asdict(run)}
+    return {
+        "parameters": spec.length,
+        "tensors": len(spec.tensors),
+        "device": "cpu",
+        "architecture": architecture,
+        **asdict(run),
+    }
 
 
 def _checked(work: TaskWork, given: Mapping[str, Path]) -> dict[str, Path]:
@@ -80,6 +88,17 @@ def _checked(work: TaskWork, given: Mapping[str, Path]) -> dict[str, Path]:
     if unknown:
         raise UsageError(f"job.toml declares no base model {', '.join(unknown)}")
     return folders
+
+
+def _architecture(task: Task, work: TaskWork) -> str:
+    """Give the model's architecture, which must be the one that the job names, if it names one."""
+    found = architecture_of(task.model)
+    if work.architecture and work.architecture != found:
+        raise TaskError(
+            f"model() has the architecture {found}, and job.toml names {work.architecture}: sites"
+            f' would refuse it; set [task] architecture = "{found}" if it was meant to change'
+        )
+    return found
 
 
 def _first_model(task: Task, spec: VectorSpec) -> bytes:

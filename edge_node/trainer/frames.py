@@ -104,9 +104,9 @@ def decode_start(raw: bytes) -> Start:
     return Start(**fields)
 
 
-def report_frame(report: SandboxReport, device: str) -> dict[str, Any]:
-    """Say that the app is loaded, or the sandbox entered."""
-    return {"ready": asdict(report), "device": device}
+def report_frame(report: SandboxReport, device: str, architecture: str = "") -> dict[str, Any]:
+    """Say that the app is loaded, with its task's architecture, or the sandbox entered."""
+    return {"ready": asdict(report), "device": device, "architecture": architecture}
 
 
 def read_report(frame: dict[str, Any]) -> SandboxReport:

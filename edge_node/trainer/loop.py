@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 
 from edge_node.flower.app import FlowerCalls
 from edge_node.flower.messages import new_context, new_message
+from edge_node.tasks.architecture import architecture_of
 from edge_node.tasks.gradient_engines import load_libraries
 from edge_node.tasks.local_steps import LocalSteps, OptimiserSteps
 from edge_node.tasks.record_gradients import RecordGradients
@@ -82,8 +83,8 @@ def serve(start: Start, rank: Rank, memory_fd: int, sandbox: Sandbox) -> None:
         lacking = f"missing: {', '.join(report.missing)}"
         port.send(failure_frame("sandbox", "; ".join([lacking, *report.notes])))
         return
-    answer = _load_work(start, port, Path(sandbox.app_folder), device, rank)
-    port.send(report_frame(report, device_name(device)))
+    answer, architecture = _load_work(start, port, Path(sandbox.app_folder), device, rank)
+    port.send(report_frame(report, device_name(device), architecture))
     try:
         _answer_requests(answer, port)
     except DaemonGoneError:
@@ -101,30 +102,34 @@ def _open_device(start: Start, rank: Rank) -> torch.device:
 
 def _load_work(
     start: Start, port: BatchPort, folder: Path, device: torch.device, rank: Rank
-) -> Answer:
-    """Load what serves the job: a function from a request's fields to those of its answer."""
+) -> tuple[Answer, str]:
+    """Load what serves the job: a function from a request's fields to those of its answer.
+
+    With it comes the architecture of the task that is trained; empty for other work.
+    """
     if start.work == FLOWER:
-        return FlowerCalls(start, port, folder).answer
+        return FlowerCalls(start, port, folder).answer, ""
     if start.serves == MEASURE:
         length = spec_of(_load_task(start, folder).model).length
-        return lambda _request: {"length": length}
+        return lambda _request: {"length": length}, ""
     if start.work == LEAKAGE:
         from edge_node.leakage.attacks import LeakageAttacks  # noqa: PLC0415 - imported above
 
-        return LeakageAttacks(start, port, folder, device).answer
-    app, context = _load(start, port, folder, device, rank), new_context()
+        return LeakageAttacks(start, port, folder, device).answer, ""
+    task, context = _load_task(start, folder), new_context()
+    architecture = architecture_of(task.model)  # before anything of ours is hung onto it
+    app = _build_app(start, port, task, device, rank)
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         app(new_message(request.pop("action"), request), context)
         return {}
 
-    return answer
+    return answer, architecture
 
 
-def _load(
-    start: Start, port: BatchPort, folder: Path, device: torch.device, rank: Rank
+def _build_app(
+    start: Start, port: BatchPort, task: Task, device: torch.device, rank: Rank
 ) -> ClientApp:
-    task = _load_task(start, folder)
     spec = _check_spec(task, start)
     task.model.to(device)
     if start.serves == STEPS:

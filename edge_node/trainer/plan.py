@@ -44,6 +44,7 @@ class TrainerJob:
             frame at most ``tidegate.confine.frames.MAX_FRAME_BYTES``.
         blob_bytes: Room for bytes beside the arrays, either way, for requests with a blob.
         readable: Folders and files of the site's that the app may read besides base models.
+        architecture: Digest that the task's model must have, hex; empty where any will do.
     """
 
     app_folder: Path
@@ -60,6 +61,7 @@ class TrainerJob:
     settings: Mapping[str, Any] = field(default_factory=dict)
     blob_bytes: int = 0
     readable: tuple[Path, ...] = ()
+    architecture: str = ""
 
 
 @dataclass(frozen=True)

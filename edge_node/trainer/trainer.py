@@ -10,6 +10,7 @@ M = metrics a record, N = records of a request, n = rows of one batch of local s
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +29,7 @@ from edge_node.trainer.frames import GRADIENTS, OPTIMISE, STEPS, read_report
 from edge_node.trainer.health import HealthRules, MemoryWatch, Restarts
 from edge_node.trainer.plan import TrainerConfinement, TrainerJob, TrainerLimits, first_frame
 from edge_node.trainer.shared_memory import SLOTS, SharedLayout
-from privacy.errors import UsageError
+from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.schema import Schema
@@ -45,6 +46,7 @@ __all__ = [
     "probe",
 ]
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _PROBE_TIMEOUT_S = 20.0
 OnChunk = Callable[[Rows, Rows, int], None]
 
@@ -282,7 +284,9 @@ class Trainer:
                 )
                 self._watch = self._new_watch()
                 frame = await self._child.receive()
-                self._report = read_report(frame)
+                report = read_report(frame)
+                _check_architecture(self._job.architecture, frame.get("architecture"))
+                self._report = report
                 self._device = str(frame.get("device", ""))[:40]
             log.info("trainer started", device=self._device)
         return self._report
@@ -332,6 +336,21 @@ class Trainer:
                     f"rows must be float32 of shape (N, {width}), "
                     f"not {rows_NW.dtype} of shape {rows_NW.shape}"
                 )
+
+
+def _check_architecture(named: str, found: object) -> None:
+    """Refuse a model of another architecture than the job names.
+
+    Raises:
+        PeerError: WRONG_DIGEST; says both digests, as far as they are any.
+    """
+    if named and found != named:
+        shown = found if isinstance(found, str) and _DIGEST.fullmatch(found) else "none"
+        raise PeerError(
+            Reason.WRONG_DIGEST,
+            f"the app's model has the architecture sha256:{shown}, and the job names"
+            f" sha256:{named}",
+        )
 
 
 async def probe() -> SandboxReport:

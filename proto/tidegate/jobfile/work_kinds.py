@@ -39,12 +39,15 @@ class Task:
         seed: Of the first model.
         physical_batch: Rows evaluated at once.
         base_models: Frozen weights that ``model(base_models)`` is given the folders of.
+        architecture: Digest of the model's architecture (``privacy.architecture``), hex; sites
+            train no other. Empty where the job names none.
     """
 
     file: str
     seed: int
     physical_batch: int
     base_models: tuple[BaseModel, ...] = ()
+    architecture: str = ""
 
 
 @dataclass(frozen=True)

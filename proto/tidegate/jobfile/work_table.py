@@ -29,6 +29,7 @@ _TASK_RULE = "a relative path to a .py file of the app, such as 'task.py'"
 _BASE_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _BASE_MODEL_RULE = "1 to 63 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NO_OR_DIGEST = re.compile(r"([0-9a-f]{64})?")
 _ANY = re.compile(r".{0,256}", re.DOTALL)
 _MAX_SETTINGS = 256
 _POSITIVE = Span(0, 1e9, open_low=True)
@@ -63,7 +64,8 @@ def read_work(top: Table, schema: Schema | None) -> Work:
 
 
 def _read_task(top: Table) -> Task:
-    task = top.table("task", ("file", "seed", "physical_batch", "base_models"))
+    keys = ("file", "seed", "physical_batch", "architecture", "base_models")
+    task = top.table("task", keys)
     models = []
     for table in task.tables("base_models", ("name", "sha256"), most=8):
         name = table.text("name", _BASE_MODEL, _BASE_MODEL_RULE)
@@ -73,6 +75,7 @@ def _read_task(top: Table) -> Task:
         seed=task.whole("seed", Span(0, 2**53), 0),
         physical_batch=task.whole("physical_batch", Span(1, 65_536), 64),
         base_models=tuple(models),
+        architecture=task.text("architecture", _NO_OR_DIGEST, "64 hexadecimal digits", ""),
     )
 
 

@@ -289,3 +289,20 @@ def test_the_program_keeps_the_report_apart_from_what_the_app_prints(tmp_path, g
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1] == "task.py, line 14: KeyError: 'k'"
     assert list(out.iterdir()) == []
+
+
+def test_the_architecture_is_said_and_another_one_than_the_jobs_is_refused(tmp_path):
+    said = run(tmp_path)[0]["architecture"]
+    sys.modules.pop("tidegate_task", None)
+    assert run(tmp_path, task=TASK)[0]["architecture"] == said
+    wrong = refused_job(tmp_path, f'architecture = "{"0" * 64}"')
+    assert said in wrong
+    assert "architecture" in wrong
+
+
+def refused_job(tmp_path, line):
+    app = tmp_path / "app"
+    sys.modules.pop("tidegate_task", None)
+    with pytest.raises(TaskError) as caught:
+        rehearse(app, JobFile.parse(job_of(task=line).encode()), tmp_path / "out", {})
+    return str(caught.value)
