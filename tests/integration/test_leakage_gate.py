@@ -121,6 +121,11 @@ def test_a_job_is_refused_audited_and_accepted_and_a_changed_app_refused_again(t
             _, first = await submit(live, NOISY, app_of(CHANGED))
             assert first.state == "refused", "another app was not audited"
 
+            page = tmp_path / "private.html"
+            result = await audit(sites[0], job_id, "--private-records", "40", "--out", str(page))
+            assert result.exit_code in (0, 4), result.output
+            assert "must not leave the" in page.read_text()
+
             job_id, first = await submit(live, PLAIN, app_of())
             assert first.state == "refused"
             result = await audit(sites[0], job_id)
