@@ -19,6 +19,9 @@ _P256 = ec.SECP256R1()
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _P256_POINT_BYTES = 65
 _X25519_PRIME = 2**255 - 19
+_X25519_BYTES = 32
+_X25519_TO_IDENTITY = x25519.X25519PrivateKey.from_private_bytes(bytes(31) + b"\x40")
+"""The scalar 2^254, which clamping leaves as it is; no secret."""
 
 
 class KeyAgreement(ABC):
@@ -57,10 +60,11 @@ class KeyAgreement(ABC):
         """Return what two public keys share exactly when key agreement cannot tell them apart.
 
         On P-256 that is the x-coordinate: a point and its negative agree on the same secret, so a
-        Sybil that registers minus an honest site's key would share its pairwise masks.
+        Sybil that registers minus an honest site's key would share its pairwise masks. On X25519 it
+        is the key times the cofactor: a point of low order added to a key changes no secret.
 
         Raises:
-            PeerError: MALFORMED, wrong length or encoding, or not on the curve.
+            PeerError: MALFORMED, wrong length or encoding, not on the curve, or of low order.
         """
 
 
@@ -92,7 +96,7 @@ class _EcdhP256(KeyAgreement):
 class _X25519(KeyAgreement):
     """X25519 (RFC 7748), which clamps any 32 bytes, so that no reduction is needed."""
 
-    public_key_bytes = 32
+    public_key_bytes = _X25519_BYTES
 
     def private_key(self, seed: bytes, label: Label) -> AgreementKey:
         return x25519.X25519PrivateKey.from_private_bytes(hkdf(check_seed(seed), label))
@@ -105,19 +109,13 @@ class _X25519(KeyAgreement):
     def agree(self, private: AgreementKey, peer_public: bytes) -> bytes:
         if not isinstance(private, x25519.X25519PrivateKey):
             raise UsageError("key agreement on X25519 needs an X25519 private key")
-        self.key_identity(peer_public)
-        try:
-            return private.exchange(x25519.X25519PublicKey.from_public_bytes(peer_public))
-        except ValueError as error:
-            raise PeerError(Reason.MALFORMED, "a public key has low order") from error
+        return _x25519_secret(private, peer_public)
 
     def key_identity(self, public: bytes) -> bytes:
-        # Bit 255 is ignored and u is reduced by RFC 7748: other encodings of one u are refused.
-        if len(public) != self.public_key_bytes:
-            raise PeerError(Reason.MALFORMED, f"an X25519 key has {len(public)} bytes, not 32")
-        if int.from_bytes(public, "little") >= _X25519_PRIME:
-            raise PeerError(Reason.MALFORMED, "an X25519 key is not canonical")
-        return public
+        # Clamped scalars are multiples of 8, so u(Q) and the u of Q plus any point of low order, as
+        # 1/u(Q), agree on one secret with everybody. u(2^254 Q) is the same for those, and only
+        # for those: 2^251 is prime to the order of the curve's large subgroup and of its twist's.
+        return _x25519_identity(public)
 
 
 ECDH_P256 = _EcdhP256()
@@ -132,3 +130,20 @@ def _p256_point(public: bytes) -> ec.EllipticCurvePublicKey:
         return ec.EllipticCurvePublicKey.from_encoded_point(_P256, public)
     except ValueError as error:
         raise PeerError(Reason.MALFORMED, "a public key is not on the curve P-256") from error
+
+
+@lru_cache(maxsize=8192)
+def _x25519_identity(public: bytes) -> bytes:
+    return _x25519_secret(_X25519_TO_IDENTITY, public)
+
+
+def _x25519_secret(private: x25519.X25519PrivateKey, public: bytes) -> bytes:
+    # Bit 255 is ignored and u is reduced by RFC 7748: other encodings of one u are refused.
+    if len(public) != _X25519_BYTES:
+        raise PeerError(Reason.MALFORMED, f"an X25519 key has {len(public)} bytes, not 32")
+    if int.from_bytes(public, "little") >= _X25519_PRIME:
+        raise PeerError(Reason.MALFORMED, "an X25519 key is not canonical")
+    try:
+        return private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise PeerError(Reason.MALFORMED, "a public key has low order") from error

@@ -75,8 +75,29 @@ def test_x25519_keys_have_one_encoding(public):
 
 def test_x25519_keys_of_low_order_are_refused():
     private = X25519.private_key(seed("a"), Label.MASK_SCALAR)
-    with pytest.raises(PeerError, match="low order"):
-        X25519.agree(private, bytes(32))
+    low = 325606250916557431795983626356110631294008115727848805560023387167927233504
+    for public in (bytes(32), (1).to_bytes(32, "little"), low.to_bytes(32, "little")):
+        with pytest.raises(PeerError, match="low order"):
+            X25519.agree(private, public)
+        with pytest.raises(PeerError, match="low order"):
+            X25519.key_identity(public)
+
+
+def test_an_x25519_key_plus_a_point_of_low_order_is_the_same_key():
+    # u(Q + (0, 0)) = 1/u(Q): other bytes, on curve and twist, and the same secret with everybody.
+    prime = 2**255 - 19
+    for u in range(2, 40):
+        public = u.to_bytes(32, "little")
+        twin = pow(u, -1, prime).to_bytes(32, "little")
+        secrets = {
+            X25519.agree(X25519.private_key(seed("x", u, k), Label.MASK_SCALAR), key)
+            for k in range(2)
+            for key in (public, twin)
+        }
+        assert len(secrets) == 2, "two private keys, one secret with each"
+        assert X25519.key_identity(twin) == X25519.key_identity(public)
+        other = (u + 40).to_bytes(32, "little")
+        assert X25519.key_identity(other) != X25519.key_identity(public)
 
 
 def test_suites_do_not_mix():

@@ -8,7 +8,7 @@ from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import commands as c
 from privacy.secagg import statements
 from privacy.secagg.cohort import admit
-from privacy.secagg.keys import P256, X25519, make_bundle
+from privacy.secagg.keys import MLKEM768_X25519, P256, X25519, make_bundle
 from privacy.secagg.messages import (
     BaseVersion,
     Roster,
@@ -75,7 +75,7 @@ def test_a_forged_bundle_is_refused():
 
 
 def swap_bundle(federation, index, bundle):
-    key = signer(P256.name, federation.site(index).name)
+    key = signer(federation.context.suite, federation.site(index).name)
     bundles = list(federation.bundles)
     bundles[index - 1] = SignedBundle(bundle, key.sign(statements.bundle_statement(bundle)))
     return replace(federation.roster, bundles=tuple(bundles))
@@ -100,6 +100,26 @@ def test_the_negative_of_an_honest_key_is_refused():
     assert P256.agree(key, negative) == P256.agree(key, honest)
     sybil = replace(federation.bundles[2].bundle, m_pk=negative)
     refused(federation.site(1), swap_bundle(federation, 3, sybil), Reason.POLICY, "repeats a key")
+
+
+@pytest.mark.parametrize("suite", [X25519, MLKEM768_X25519], ids=lambda suite: suite.name)
+def test_an_honest_x25519_key_plus_a_point_of_low_order_is_refused(suite):
+    # A Sybil at the other end of the roster would take the masks between an honest site at this end
+    # and everybody else off: their sum without that site would open, one below N_min - c.
+    federation = Federation(5, suite=suite)
+    honest = federation.bundles[0].bundle.m_pk
+    inverse = pow(int.from_bytes(honest, "little"), -1, 2**255 - 19)
+    sybil = replace(federation.bundles[4].bundle, m_pk=inverse.to_bytes(32, "little"))
+    key = suite.private_key(bytes(32), c.Purpose.SHARE)
+    assert suite.agree(key, sybil.m_pk) == suite.agree(key, honest)
+    refused(federation.site(2), swap_bundle(federation, 5, sybil), Reason.POLICY, "repeats a key")
+
+
+@pytest.mark.parametrize("suite", [X25519, MLKEM768_X25519], ids=lambda suite: suite.name)
+def test_a_key_of_low_order_is_refused_before_anybody_is_charged(suite):
+    federation = Federation(5, suite=suite)
+    bad = replace(federation.bundles[2].bundle, m_pk=(1).to_bytes(32, "little"))
+    refused(federation.site(1), swap_bundle(federation, 3, bad), Reason.MALFORMED, "low order")
 
 
 def test_a_key_off_the_curve_is_refused():
