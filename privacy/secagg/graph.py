@@ -17,7 +17,9 @@ number that is durable and strictly rises.
 Connectivity: among any k/2 ring positions in a row are at most c_w colluders, but with probability
 2^-40 (``most_colluders``). Where each such window holds c_w + 1 survivors, one of them is honest,
 so from each honest survivor to the next on the ring are at most k/2 steps: they are neighbours, and
-the honest survivors are one connected piece. Nobody can cut an arc off and learn its sum alone.
+the honest survivors are one connected piece, as far as each was told of the same U2. Who was told
+another one, and so did not sign, stays masked: t > k/2 + 1 + c_w (``rules``, docs/adr/0011). Nobody
+can cut an arc off and learn its sum alone.
 """
 
 from bisect import bisect_left
@@ -42,9 +44,9 @@ class GraphRule:
     Attributes:
         complete_up_to: Sites up to which the graph is complete.
         degree: k, even.
-        shares: t of the k + 1 holders, the owner included.
+        shares: Least t of the k + 1 holders, the owner included; colluders raise it (``rules``).
         lossy_degree: k where the manifest expects more drop-outs than ``lossy_above_percent``.
-        lossy_shares: t there.
+        lossy_shares: Least t there.
         lossy_above_percent: See ``lossy_degree``.
         colluder_percent: Sparse cohorts need c of at most so much of n.
     """

@@ -106,9 +106,10 @@ def _sparse(
 ) -> tuple[int, int, int]:
     """Return k, t and the window's floor; c must be small enough for this graph.
 
-    t must exceed the colluders among anybody's neighbours: those are the only holders who would
-    give away a second secret, as T signatures let the honest ones act on one survivor set only
-    (docs/adr/0011). A window must be able to hold more survivors than colluders.
+    t is the rule's, or k/2 + 2 + c_w where that is more: a site that was told another U2 than its
+    neighbours signed then stays masked (docs/adr/0011, "t"). It must exceed the colluders among
+    anybody's neighbours, the only holders who would give away a second secret. A window must be
+    able to hold more survivors than colluders.
     """
     degree, shares = neighbourhood
     if n <= degree + 1:
@@ -120,14 +121,15 @@ def _sparse(
             Reason.POLICY,
             f"the sparse graph needs c <= {rule.colluder_percent} % of the cohort: c={c}, n={n}",
         )
-    near = most_colluders(n - 1, c, degree, n)
-    if near >= shares:
-        raise PeerError(
-            Reason.POLICY, f"{near} colluders may be neighbours of one site: t={shares}"
-        )
     window = most_colluders(n, c, degree // 2, n) + 1
     if window > degree // 2:
         raise PeerError(Reason.POLICY, f"c={c} may fill {degree // 2} ring positions in a row")
+    shares = max(shares, degree // 2 + 1 + window)
+    near = most_colluders(n - 1, c, degree, n)
+    if near >= shares or 2 * shares <= degree + 1 + near:
+        raise PeerError(
+            Reason.POLICY, f"{near} colluders may be neighbours of one site: t={shares}"
+        )
     return degree, shares, window
 
 

@@ -9,7 +9,7 @@ from tests.support.secagg_harness import Federation
 SMALL = GraphRule(
     complete_up_to=8, degree=8, shares=5, lossy_degree=10, lossy_shares=6, colluder_percent=20
 )
-"""Sparse above 8 sites: k = 8, t = 5 of 9 holders, windows of 4 with 2 survivors (c = 1)."""
+"""Sparse above 8 sites, c = 1: k = 8, t = 7 of 9 holders, windows of 4 with 2 survivors."""
 
 
 class VerifiedOnce(type(P256.signatures)):

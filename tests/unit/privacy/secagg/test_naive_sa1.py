@@ -116,7 +116,7 @@ def test_a_sparse_cohort_deals_and_masks_as_the_naive_one():
         y = naive.masked(site.x_D, i, agreed, b, rh, mh, 20)
         assert site.upload.values_d.tolist() == y
         coefficients = site.secrets.coefficient_seed
-        shares = naive.polynomial_shares(b, coefficients, "b-share", rh, i, 5, 12)
+        shares = naive.polynomial_shares(b, coefficients, "b-share", rh, i, 7, 12)
         expected = [naive.digest("b-share", rh, i, j, shares[j - 1]) for j in holders]
         dealt = next(m for m in site.sent if isinstance(m, DealtShares))
         assert list(dealt.commitments.self_shares) == expected

@@ -348,7 +348,7 @@ def test_the_honest_aggregator_gives_up_where_the_sites_would():
     federation = sparse(40)
     outcome = federation.run(dict.fromkeys(arc(federation, 3), 1))
     assert outcome.abort.reason is Reason.BELOW_THRESHOLD
-    assert "neighbouring sites" in outcome.abort.message
+    assert "holders of one site's shares are left" in outcome.abort.message
 
 
 def test_without_the_window_two_cuts_would_bare_the_sum_of_an_arc():
@@ -383,7 +383,7 @@ def test_too_few_neighbours_charge_nobody():
     federation = sparse()
     dealt = federation.deal_all()
     holders = federation.cohort.graph.holders(1)
-    keep = [i for i in holders if i != 1][: SMALL.shares - 2]
+    keep = [i for i in holders if i != 1][: federation.cohort.limits.shares - 2]
     refused(federation.site(1), federation.delivery(dealt, 1, keep), Reason.BELOW_THRESHOLD)
     assert federation.site(1).charges == 0
 

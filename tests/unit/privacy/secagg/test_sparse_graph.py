@@ -113,9 +113,10 @@ def test_the_bound_holds_where_scipy_counts_one_window():
     ("n", "c", "dropout", "expected"),
     [
         (201, 1, 20, (128, 77, 2, 135)),
-        (1000, 50, 20, (128, 77, 23, 667)),
-        (1000, 200, 20, (128, 77, 42, 667)),
-        (1000, 200, 21, (160, 96, 48, 667)),
+        (1000, 5, 20, (128, 77, 6, 667)),
+        (1000, 50, 20, (128, 88, 23, 667)),
+        (1000, 200, 20, (128, 107, 42, 667)),
+        (1000, 200, 21, (160, 129, 48, 667)),
     ],
 )
 def test_thresholds_of_sparse_cohorts(n, c, dropout, expected):
@@ -125,6 +126,8 @@ def test_thresholds_of_sparse_cohorts(n, c, dropout, expected):
     assert limits.floor == limits.quorum
     near = most_colluders(n - 1, c, limits.degree, n)
     assert near < limits.shares, "colluding holders alone never find a second secret"
+    assert 2 * limits.shares > limits.degree + 1 + near, "no U2 of its own without a signer in it"
+    assert limits.shares > limits.degree // 2 + limits.window, "no secret across a silent window"
 
 
 def test_the_complete_graph_ends_at_200():
@@ -138,7 +141,6 @@ def test_the_complete_graph_ends_at_200():
         (1000, 201, STANDARD, "c <= 20 %"),
         (204, 41, STANDARD, "c <= 20 %"),
         (100, 1, GraphRule(complete_up_to=50), "no sparse graph"),
-        (50, 10, GraphRule(complete_up_to=20, degree=16, shares=9), "neighbours of one site"),
         (50, 9, GraphRule(complete_up_to=20, degree=16, shares=10), "may fill"),
     ],
 )
@@ -148,11 +150,11 @@ def test_what_the_sparse_graph_does_not_carry_is_refused(n, c, rule, clause):
     assert caught.value.reason is Reason.POLICY
 
 
-def test_honest_drop_outs_of_a_fifth_seldom_stop_a_round():
-    # n = 1000 with c = 100: windows want 31 of 64, neighbourhoods 77 of 129.
+def test_honest_drop_outs_of_a_tenth_seldom_stop_a_round():
+    # n = 1000 with c = 100: windows want 31 of 64, neighbourhoods 96 of 129.
     rng, limits = np.random.default_rng(7), thresholds(1000, 100, 103)
     graph = ring_of(1000, 128)
     for _ in range(200):
-        present = (rng.permutation(1000)[:800] + 1).tolist()
+        present = (rng.permutation(1000)[:900] + 1).tolist()
         assert graph.least_in_window(present) >= limits.window
         assert graph.least_covered(range(1, 1001), present) >= limits.shares
