@@ -6,7 +6,8 @@ A hostile aggregator with c colluders knows the ring and chooses who is left out
 sites of two runs of k/2 positions around an arc, so that no mask is left between the arc and the
 rest. It must keep T survivors, and t holders of the shares of everybody in U2. Every arc is tried
 (each ``--stride``-th start and length); "isolated" is the fewest honest sites whose sum it would
-learn alone. With the window check each site also counts U3 in every window before it signs.
+learn alone. That is with the least t of the rule and no windows. With the checks t is raised for c,
+which alone leaves such an arc without holders, and each site counts U3 in every window.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from benchmarks.figures import console, write_json
+from privacy.secagg.graph import STANDARD
 from privacy.secagg.rules import Thresholds, thresholds
 
 Flags = npt.NDArray[np.bool_]
@@ -56,9 +58,10 @@ def best_cut(
         honest: By ring position.
         limits: Of the cohort.
         stride: Between the starts, and the lengths, that are tried.
-        check: Whether the sites check their windows.
+        check: Whether t is raised for c, and the sites check their windows.
     """
     n, reach = limits.n, limits.degree // 2
+    shares = limits.shares if check else STANDARD.shares
     doubled = np.arange(2 * n) % n
     best: tuple[int, int] | None = None
     for length in range(1, _LONGEST_ARC, stride):
@@ -74,7 +77,7 @@ def best_cut(
             drops = n - int(present.sum())
             # Left out of U2 already, so that nobody needs their shares.
             covered = np.roll(windows(present, limits.degree + 1), reach)[present]
-            if n - drops < limits.floor or covered.min() < limits.shares:
+            if n - drops < limits.floor or covered.min() < shares:
                 continue
             if check and windows(present, reach).min() < limits.window:
                 continue
