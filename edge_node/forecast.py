@@ -8,7 +8,7 @@ the tallies of the ledger by the ledger's own arithmetic. Nothing is written any
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from edge_node.acceptance import check_records, judge_job
+from edge_node.acceptance import AskedJob, AuditOf, check_audit, check_records, judge_job
 from edge_node.budget import charge_tier, check_fits, ledger_for
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset
@@ -107,17 +107,23 @@ class SiteState:
     """What a forecast looks at.
 
     Attributes:
+        asked: What the job was asked for by: its id or a path, which an audit takes as well.
         ledgers: By data-set id, as verified.
         entries: By data-set id, oldest first.
         open_dataset: Opens a declared data set by name; raises as an offer's does.
+        audit_of: Gives the newest leakage audit of what a job sends.
+        now_s: Unix seconds: audits grow old.
     """
 
+    asked: str
     config: SiteConfig
     policy: Policy
     manifest: Manifest
     ledgers: dict[str, LedgerState]
     entries: dict[str, Sequence[LedgerEntry]]
     open_dataset: Callable[[JobReading], Dataset]
+    audit_of: AuditOf
+    now_s: float
 
 
 def forecast(site: SiteState, reading: JobReading, job: str, app_sha256: bytes) -> JobForecast:
@@ -140,7 +146,7 @@ def forecast(site: SiteState, reading: JobReading, job: str, app_sha256: bytes) 
 
     ask(lambda: judge_job(policy, config, reading, app_sha256, sandboxed=True))
     if not refusals:  # as at an offer: no data set is opened for a job that policy refuses
-        ask(lambda: check_records(policy, site.open_dataset(reading), reading))
+        ask(lambda: _check_data(site, AskedJob(site.asked, app_sha256, reading, site.manifest)))
     declared = config.datasets.get(reading.job_file.dataset)
     budgets: tuple[BudgetForecast, ...] = ()
     entries: Sequence[LedgerEntry] = ()
@@ -177,6 +183,12 @@ def forecast(site: SiteState, reading: JobReading, job: str, app_sha256: bytes) 
         epsilon_person=several,
         budgets=budgets,
     )
+
+
+def _check_data(site: SiteState, job: AskedJob) -> None:
+    dataset = site.open_dataset(job.reading)
+    check_records(site.policy, dataset, job.reading)
+    check_audit(site.policy, job, dataset, site.audit_of, site.now_s)
 
 
 def _budget_forecast(

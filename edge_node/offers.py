@@ -13,17 +13,14 @@ import tomllib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from edge_node.acceptance import check_records, judge_job
+from edge_node.acceptance import AskedJob, AuditOf, check_audit, check_records, judge_job
 from edge_node.budget import Ledgers, charge_tier
 from edge_node.commands import AcceptedJob
 from edge_node.config import SiteConfig
 from edge_node.data import Dataset
-from edge_node.data.check import job_schema
 from edge_node.data.dataset import rowless
 from edge_node.data.fingerprints import remember
 from edge_node.data.loading import load_dataset
-from edge_node.leakage.records import AuditRecord, check_audited
-from edge_node.leakage.terms import AuditKey, audit_key
 from edge_node.log import info, warning
 from edge_node.offer_reading import JobReading, read_offer
 from edge_node.policy import Policy
@@ -39,8 +36,6 @@ from tidegate.manifest import Manifest
 
 Fetch = Callable[[bytes, int], Awaitable[bytes]]
 """Fetch content by SHA-256 and size."""
-
-AuditOf = Callable[[AuditKey], AuditRecord | None]
 
 _STEP_TIMEOUT_S = 600.0
 
@@ -92,7 +87,8 @@ class OfferDesk:
         judge_job(self._policy, self._config, reading, offer.app_sha256, sandboxed=True)
         dataset = await self._open_dataset(reading.job_file)
         await asyncio.to_thread(check_records, self._policy, dataset, reading)
-        self._check_audit(offer, reading, dataset, manifest)
+        asked = AskedJob(offer.job_id, offer.app_sha256, reading, manifest)
+        check_audit(self._policy, asked, dataset, self._audit_of, time.time())
         self._ledgers.ensure(self._policy, dataset.dataset_id, reading.whole)
         self._ledgers.look_ahead(dataset.dataset_id, reading.event)
         folder = await self._unpack(offer, reading.job_file, fetch)
@@ -140,16 +136,6 @@ class OfferDesk:
         """Remove a job's unpacked app, and what a Flower app remembers."""
         shutil.rmtree(self._config.apps / job_id, ignore_errors=True)
         self._flower.states.forget(job_id)
-
-    def _check_audit(
-        self, offer: StoredJob, reading: JobReading, dataset: Dataset, manifest: Manifest
-    ) -> None:
-        if not self._policy.require_leakage_audit:
-            return
-        job_file = reading.job_file
-        schema = job_schema(job_file, dataset)
-        key = audit_key(offer.app_sha256, job_file, reading.plan, schema, manifest)
-        check_audited(self._policy, self._audit_of(key), offer.job_id, time.time())
 
     async def _open_dataset(self, job_file: JobFile) -> Dataset:
         name = job_file.dataset

@@ -1,12 +1,13 @@
 """Find the job that `edge-node budget plan` is asked about, and read it; see `forecast`.
 
 It is a job that this site was offered and keeps, a job file, or an app folder with one. What a
-task's model is long is in nobody's file: the app says it in the confined process that would train
-it, and only if policy lists it; else the administrator states the number.
+task's model looks like is in nobody's file: the app says it in the confined process that would
+train it, and only if policy lists it; else the administrator states the number of its parameters.
 """
 
 import asyncio
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from edge_node.data import Dataset
 from edge_node.data.dataset import rowless
 from edge_node.data.loading import load_dataset
 from edge_node.forecast import JobForecast, SiteState, forecast
+from edge_node.leakage.records import AuditRecord, NotAuditedError, read_records
+from edge_node.leakage.terms import AuditKey
 from edge_node.offer_reading import JobReading, derive_reading, read_offer
 from edge_node.policy import Policy
 from edge_node.policy_file import load_policy
@@ -35,6 +38,7 @@ from tidegate.schema import Schema
 from tidegate.tree_model import model_spec
 
 JOB_FILE = "job.toml"
+_MOST_SPEC_BYTES = 16 << 20
 
 
 def plan_budget(config: SiteConfig, job: str, parameters: int | None) -> JobForecast:
@@ -60,6 +64,7 @@ def plan_budget(config: SiteConfig, job: str, parameters: int | None) -> JobFore
         manifest = parse(raw)
         offer = find_job(database, job)
         stored = {ledger.dataset_id: ledger for ledger in read_ledgers(database)}
+        audits = {record.key: record for record in reversed(read_records(database))}
     if offer is not None:
         reading, name, app = read_offer(offer, manifest), offer.job_id, offer.app_sha256
     else:
@@ -67,12 +72,15 @@ def plan_budget(config: SiteConfig, job: str, parameters: int | None) -> JobFore
     # A table that is larger than memory is read from a file as long as it is looked at.
     with tempfile.TemporaryDirectory(prefix="plan-", dir=config.folder) as scratch:
         site = SiteState(
+            asked=job,
             config=config,
             policy=policy,
             manifest=manifest,
             ledgers={name: open_ledger(config.site_id, ledger) for name, ledger in stored.items()},
             entries={name: read_entries(ledger) for name, ledger in stored.items()},
             open_dataset=lambda reading: _open_dataset(config, reading, Path(scratch)),
+            audit_of=audits.get if offer or parameters is None else _audit_of_unknown,
+            now_s=time.time(),
         )
         return forecast(site, reading, name, app)
 
@@ -122,7 +130,7 @@ def _vector(length: int) -> VectorSpec:
 
 
 def _measured(config: SiteConfig, policy: Policy, task: Task, app: bytes) -> VectorSpec:
-    """Ask the app, confined, how long its model is."""
+    """Ask the app, confined, for the spec of its model."""
     if appbundle.digest(app).hex() not in policy.allowed_apps:
         raise UsageError(
             f"the app sha256:{appbundle.digest(app).hex()} is not in allowed_apps of policy.toml,"
@@ -140,26 +148,31 @@ def _measured(config: SiteConfig, policy: Policy, task: Task, app: bytes) -> Vec
                 spec=_vector(1),
                 physical_batch=1,
                 serves=MEASURE,
+                blob_bytes=_MOST_SPEC_BYTES,
                 seed=task.seed,
                 base_models=base_models_of(task, config),
             ),
             trainer_limits(config),
             trainer_confinement(config),
         )
-        return _vector(asyncio.run(_ask_length(trainer)))
+        return asyncio.run(_ask_spec(trainer))
 
 
-async def _ask_length(trainer: Trainer) -> int:
+async def _ask_spec(trainer: Trainer) -> VectorSpec:
     try:
         reply, _ = await trainer.request({"action": MEASURE})
     except TrainerFailure as error:
         raise UsageError(f"the app does not load: {error.detail}") from error
     finally:
         await trainer.stop()
-    length = reply.fields.get("length")
-    if type(length) is not int:
-        raise PeerError(Reason.MALFORMED, "the app did not say how long its model is")
-    return length
+    return VectorSpec.from_bytes(reply.blob)
+
+
+def _audit_of_unknown(_key: AuditKey) -> AuditRecord | None:
+    raise NotAuditedError(
+        "rule require_leakage_audit: an audit is of a model, and --parameters names but a number;"
+        " leave it out to see whether this job's stands"
+    )
 
 
 def _open_dataset(config: SiteConfig, reading: JobReading, scratch: Path) -> Dataset:

@@ -51,14 +51,14 @@ class LeakageAttacks:
             Exception: Whatever the app raises.
         """
         if request["action"] == DESCRIBE:
-            return self._reply(self._spec.to_bytes())
+            return self._port.put_blob(self._spec.to_bytes())
         if request["action"] != ATTACK:
             raise TaskError(f"nothing is known of a request for {request['action']!r}")
         plan_bytes, columns, rows = self._parts(request["sizes"])
         schema = Schema(tuple(_column(entry) for entry in json.loads(columns)))
         scene = self._scene(EncodingPlan.from_bytes(plan_bytes), schema, request)
         report = audit(scene, request["seed"], Effort(**request["effort"]), _records(rows, schema))
-        return self._reply(pack_report(report))
+        return self._port.put_blob(pack_report(report))
 
     def _scene(self, plan: EncodingPlan, schema: Schema, request: Mapping[str, Any]) -> Scene:
         steps_here = plan.mode is not Mode.RECORD_DISTRIBUTED
@@ -89,13 +89,6 @@ class LeakageAttacks:
             parts.append(self._port.arrays.blob[begin : begin + size].tobytes())
             begin += size
         return parts
-
-    def _reply(self, content: bytes) -> dict[str, Any]:
-        room = self._port.arrays.blob
-        if len(content) > len(room):
-            raise TaskError(f"an answer of {len(content)} bytes is more than {len(room)}")
-        room[: len(content)] = np.frombuffer(content, dtype=np.uint8)
-        return {"blob": len(content)}
 
 
 def _column(entry: Mapping[str, Any]) -> Column:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from edge_node.trainer.ranks import Connection
 from edge_node.trainer.shared_memory import SharedArrays
 from tidegate.confine.frames import MAX_FRAME_BYTES, encode
@@ -35,6 +37,18 @@ class BatchPort:
     def send(self, frame: dict[str, Any]) -> None:
         """Send a frame to the daemon."""
         self._connection.sendall(encode(frame))
+
+    def put_blob(self, content: bytes) -> dict[str, Any]:
+        """Lay bytes into the shared memory; gives what the answer says of them.
+
+        Raises:
+            ValueError: There is no room for them.
+        """
+        room = self.arrays.blob
+        if len(content) > len(room):
+            raise ValueError(f"an answer of {len(content)} bytes is more than {len(room)}")
+        room[: len(content)] = np.frombuffer(content, dtype=np.uint8)
+        return {"blob": len(content)}
 
     def batches(self, n_chunks: int) -> Iterator[tuple[int, int]]:
         """Yield each slot's number as the daemon fills it, and how many of its rows are real.

@@ -45,8 +45,8 @@ class Start:
         metrics_length: M.
         physical_batch: P.
         serves: The one action that will be asked for: ``GRADIENTS``, ``STEPS``, ``OPTIMISE``,
-            ``METRICS``, or ``MEASURE`` to be told how many trainable parameters ``model()`` has
-            (the spec is then not looked at).
+            ``METRICS``, or ``MEASURE`` to be told the vector spec of ``model()`` (that of this
+            request is then not looked at).
         own_optimiser: Whether local steps use the task's ``optimizer``.
         seed: Seeds torch before ``model()``.
         threads: Threads torch computes with.

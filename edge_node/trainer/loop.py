@@ -110,8 +110,8 @@ def _load_work(
     if start.work == FLOWER:
         return FlowerCalls(start, port, folder).answer, ""
     if start.serves == MEASURE:
-        length = spec_of(_load_task(start, folder).model).length
-        return lambda _request: {"length": length}, ""
+        content = spec_of(_load_task(start, folder).model).to_bytes()
+        return lambda _request: port.put_blob(content), ""
     if start.work == LEAKAGE:
         from edge_node.leakage.attacks import LeakageAttacks  # noqa: PLC0415 - imported above
 
