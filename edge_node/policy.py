@@ -87,7 +87,8 @@ class Policy:
         closed: Why everything is refused; empty where a policy was read.
         modes: Privacy modes that jobs may ask for.
         allow_no_dp: Explicit consent to mode ``none``, whose epsilon is infinite.
-        allowed_apps: SHA-256 (hex) of app bundles that were reviewed; DP modes need it.
+        allowed_apps: SHA-256 (hex) of app bundles that were reviewed; DP modes need it, and so does
+            ``require_leakage_audit``, as code that nobody reviewed can write its own PASS.
         declared_dp_apps: SHA-256 (hex) of app bundles whose own clip and noise were reviewed too:
             only they may declare record privacy that Tidegate does not enforce.
         datasets: Names of data sets that jobs may use.
@@ -164,6 +165,11 @@ class JobFacts:
     declares_dp: bool = False
 
 
+_WHY_REVIEWED = (
+    "require_leakage_audit takes no unreviewed app's PASS: its code runs beside the attacks"
+)
+
+
 def judge(policy: Policy, facts: JobFacts) -> None:
     """Let a job pass, or refuse it by naming the rule that it breaks.
 
@@ -190,6 +196,10 @@ def judge(policy: Policy, facts: JobFacts) -> None:
             "require_sandbox: this machine lacks a protection that the trainer needs",
         ),
         (
+            _is_reviewed(policy, facts) or not policy.require_leakage_audit,
+            f"allowed_apps: no review of app sha256:{facts.app_sha256}; {_WHY_REVIEWED}",
+        ),
+        (
             policy.allow_statistics or not facts.is_statistics,
             "allow_statistics: statistics of columns are published only where it is true",
         ),
@@ -198,6 +208,10 @@ def judge(policy: Policy, facts: JobFacts) -> None:
     for holds, message in rules:
         if not holds:
             raise PeerError(Reason.POLICY, f"the site's policy refuses this job by rule {message}")
+
+
+def _is_reviewed(policy: Policy, facts: JobFacts) -> bool:
+    return facts.app_sha256 in policy.allowed_apps or not facts.runs_app
 
 
 def _plain_rules(policy: Policy) -> list[tuple[bool, str]]:
@@ -210,7 +224,7 @@ def _private_rules(policy: Policy, facts: JobFacts) -> list[tuple[bool, str]]:
     # Comparisons are written so that a NaN breaks the rule.
     return [
         (
-            facts.app_sha256 in policy.allowed_apps or not facts.runs_app,
+            _is_reviewed(policy, facts),
             f"allowed_apps: app sha256:{facts.app_sha256} is not on the list of reviewed apps",
         ),
         (

@@ -2,8 +2,9 @@
 
 The records lie in the site's own database: the audit command writes them, also while the daemon
 runs, and the daemon reads them at each offer. The newest audit of exactly what a job sends counts:
-a PASS that is not too old lets the job pass, nothing else does. Verdicts and scores on made-up
-records only; nothing of a record of the site's.
+a PASS that is not too old lets the job pass, nothing else does. The app's code ran beside the
+attacks and can have written it, so `policy.judge` asks for a reviewed app first. Verdicts and
+scores on made-up records only; nothing of a record of the site's.
 """
 
 import json
@@ -133,7 +134,8 @@ def standing(
         newest = record.key not in seen and record.key.version == AUDIT_VERSION
         seen.add(record.key)
         passed = record.verdict is Verdict.PASS and not is_stale(policy, record, now_s)
-        found.append((record, newest and passed))
+        reviewed = record.key.app_sha256.hex() in policy.allowed_apps
+        found.append((record, newest and passed and reviewed))
     return found
 
 

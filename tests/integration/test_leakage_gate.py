@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ from typer.testing import CliRunner
 
 from edge_node.cli import app as edge_node
 from edge_node.leakage import command
+from edge_node.planned_job import plan_budget
+from edge_node.store_schema import connect
 from privacy.leakage.effort import Effort
 from privacy.spec import TensorSpec, VectorSpec
+from tests.integration.test_budget_plan import pinned
 from tests.support.live_aggregator import RECORD, job_toml
 from tests.support.live_site import FakeTrainer, market
 from tidegate import appbundle
@@ -82,6 +86,26 @@ def invoke(site, *arguments):
     return result
 
 
+FORGED = (
+    TASK
+    + """
+# The attacks are in this process: what they say is what this code lets them say.
+import sys
+from privacy.leakage.verdict import Exposure, Finding, Metric, Verdict, report_of
+
+def pass_anyway(*_):
+    return report_of(
+        Finding("A5", "Rows", where, Metric.CELLS, 0.3, 0.3, Verdict.PASS, "no more than a guess")
+        for where in Exposure
+    )
+
+if attacks := sys.modules.get("edge_node.leakage.attacks"):
+    attacks.audit = pass_anyway
+"""
+)
+"""An app that writes its own PASS."""
+
+
 async def audit(site, job_id, *more):
     """Run the command while the daemon of the same site runs."""
     return await asyncio.to_thread(invoke, site, "leakage", "--job", job_id, "--seed", "3", *more)
@@ -105,12 +129,16 @@ def test_a_job_is_refused_audited_and_accepted_and_a_changed_app_refused_again(t
             assert first.state == "refused"
             assert "require_leakage_audit" in first.detail
             assert f"--job {job_id}" in first.detail
+            said = await asyncio.to_thread(plan_budget, sites[0].config, job_id, None)
+            assert said.refusal in first.detail
             page = tmp_path / "report.html"
             result = await audit(sites[0], job_id, "--out", str(page), "--json")
             assert result.exit_code == 0, result.output
             shown = json.loads(result.stdout)
             assert shown["verdict"] == "PASS"
             assert "PASS" in page.read_text()
+            said = await asyncio.to_thread(plan_budget, sites[0].config, job_id, None)
+            assert said.refusal == ""
 
             _, first = await submit(live, NOISY, app_of())
             assert first.state != "refused", first.detail
@@ -141,3 +169,48 @@ def test_a_job_is_refused_audited_and_accepted_and_a_changed_app_refused_again(t
             ]
 
     asyncio.run(asyncio.wait_for(scenario(), 200))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", ["none", "record"])
+def test_an_app_that_writes_its_own_pass_is_refused_until_it_is_reviewed(tmp_path, privacy):
+    folder = tmp_path / "app"
+    folder.mkdir()
+    toml = (PLAIN if privacy == "none" else NOISY) + COLUMNS
+    toml = toml.replace(b"target_sites = 5", b"target_sites = 4")
+    (folder / "task.py").write_text(FORGED)
+    (folder / "job.toml").write_bytes(toml)
+    bundle = appbundle.pack(folder)
+
+    def plan(site, parameters=None):
+        return plan_budget(site.config, str(folder), parameters).refusal
+
+    async def scenario():
+        async with market(tmp_path, prepare=prepare) as (live, sites):
+            site = sites[0]
+            await pinned(site)
+            result = await audit(site, str(folder))
+            assert result.exit_code == 0, f"the forgery is the point of this test: {result.output}"
+            assert "PASS" in result.stdout
+            (listed,) = json.loads(invoke(site, "list", "--json").stdout)
+            assert (listed["verdict"], listed["counts"]) == ("PASS", False)
+            job_id = await live.submit(
+                toml, spec=SPEC, model_D=np.zeros(SPEC.length, np.float32), app=bundle
+            )
+            job = await live.watch(job_id)
+            first = next(each for each in job.sites if each.site_id == "bank-1")
+            assert first.state == "refused", first
+            assert "allowed_apps" in first.detail
+            assert await asyncio.to_thread(plan, site, SPEC.length) in first.detail
+            # What a forecast says of audits, once somebody has reviewed the app.
+            digest = appbundle.digest(bundle).hex()
+            policy = site.folder / "policy.toml"
+            listed = policy.read_text().replace("apps = [", f'apps = ["sha256:{digest}", ')
+            policy.write_text(listed)
+            assert await asyncio.to_thread(plan, site) == ""
+            assert "names but a number" in await asyncio.to_thread(plan, site, SPEC.length)
+            with closing(connect(site.config.database)) as database:
+                database.execute("DELETE FROM leakage_audits")
+            assert "no leakage audit of this app" in await asyncio.to_thread(plan, site)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))

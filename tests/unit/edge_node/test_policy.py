@@ -249,3 +249,15 @@ def test_a_leakage_audit_can_be_required(tmp_path):
     assert (policy.require_leakage_audit, policy.leakage_audit_days) == (True, 30)
     with pytest.raises(UsageError, match="leakage_audit_days"):
         load(tmp_path, "leakage_audit_days = 0" + BASE)
+
+
+@pytest.mark.parametrize("mode", ["none", "record-distributed"])
+def test_a_site_that_asks_for_audits_takes_reviewed_apps_only_in_every_mode(tmp_path, mode):
+    text = BASE.replace("modes = [", 'modes = ["none", ')
+    strict = load(tmp_path, f"allow_no_dp = true\nrequire_leakage_audit = true\n{text}")
+    facts = dataclasses.replace(GOOD, mode=mode)
+    judge(strict, facts)
+    other = dataclasses.replace(facts, app_sha256="cd" * 32)
+    with pytest.raises(PeerError, match="allowed_apps"):
+        judge(strict, other)
+    judge(strict, dataclasses.replace(other, runs_app=False))

@@ -28,7 +28,11 @@ from tidegate.schema import Column, Schema
 
 NOW_S = 2e9
 DAY_S = 86_400.0
-STRICT = Policy(require_leakage_audit=True, leakage_audit_days=30)
+STRICT = Policy(
+    require_leakage_audit=True,
+    leakage_audit_days=30,
+    allowed_apps=frozenset({(b"a" * 32).hex()}),
+)
 KEY = AuditKey(b"a" * 32, b"p" * 32, b"s" * 32)
 RECORD_OF = AuditRecord(KEY, NOW_S, Verdict.PASS, "credit", "loans", 7, b"{}")
 MANIFEST, _ = make_manifest([f"bank-{letter}" for letter in "abcde"])
@@ -101,6 +105,8 @@ def test_the_list_says_which_audits_count():
     counts = [each for _, each in standing([RECORD_OF, older, foreign], STRICT, NOW_S)]
     assert counts == [True, False, False]
     assert [each for _, each in standing([failed, RECORD_OF], STRICT, NOW_S)] == [False, False]
+    unreviewed = dataclasses.replace(STRICT, allowed_apps=frozenset())
+    assert [each for _, each in standing([RECORD_OF], unreviewed, NOW_S)] == [False]
 
 
 # --- what an audit is of --------------------------------------------------------------------------
