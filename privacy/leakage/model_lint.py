@@ -115,7 +115,7 @@ class _Layer:
         weights_RF: A view.
         bias_R: The units' offsets; None where the model has none for them.
         norms_R: Euclidean norms of the rows.
-        feeds: Whether a later tensor's rows are as wide as this layer has units, or times as wide.
+        feeds: Whether another layer takes its units in: see `_feeding`.
     """
 
     name: str
@@ -158,7 +158,7 @@ def lint_model(tensors: Mapping[str, NDArray[np.float32]], seed: int) -> list[Fi
     Args:
         tensors: float32 arrays by name, in the order of the vector. A tensor of two and more
             dimensions is a layer, its first dimension that of its units; its offsets are
-            ``X.bias`` beside ``X.weight``, or else the vector that comes next.
+            ``X.bias`` beside ``X.weight``, or else a vector of the same module, wherever it stands.
         seed: Of the random directions.
 
     Returns:
@@ -181,19 +181,43 @@ def lint_model(tensors: Mapping[str, NDArray[np.float32]], seed: int) -> list[Fi
 def _layers(tensors: Mapping[str, NDArray[np.float32]]) -> list[_Layer]:
     """Show each tensor with rows as a matrix, with its offsets."""
     following = dict(pairwise(tensors))
+    offsets: dict[str, dict[str, Vector]] = {}  # by module and full name
+    for name, tensor in tensors.items():
+        if tensor.ndim == 1:
+            offsets.setdefault(name.rpartition(".")[0], {})[name] = tensor
+    shown: list[tuple[str, Matrix, Vector | None]] = []
+    for name, tensor in tensors.items():
+        if tensor.ndim > 1:
+            bias = _bias_of(name, tensor.shape, following.get(name), offsets)
+            shown.append((name, *_with_bias(tensor, bias)))
+    feeding = _feeding([weights_RF.shape for _, weights_RF, _ in shown])
     layers: list[_Layer] = []
-    widths: set[int] = set()  # of the layers behind, as they are gone through from the end
-    for name, tensor in reversed(list(tensors.items())):
-        if tensor.ndim < 2:
-            continue
-        weights_RF, bias = _with_bias(tensor, _bias_of(name, following.get(name), tensors))
-        rows, width = weights_RF.shape
+    for (name, weights_RF, bias), feeds in zip(shown, feeding, strict=True):
         with np.errstate(over="ignore", invalid="ignore"):
             norms_R = np.sqrt(np.einsum("rf,rf->r", weights_RF, weights_RF))
-        feeds = any(behind % rows == 0 for behind in widths)
         layers.append(_Layer(name, weights_RF, bias, norms_R, feeds))
+    return layers
+
+
+def _feeding(shapes: list[tuple[int, int]]) -> list[bool]:
+    """Say of each layer, by (rows, width), whether another one takes its units in.
+
+    The other one stands behind it; or before it, where nothing stands behind that takes in its own
+    units: a model may name its head first.
+    """
+    widths: set[int] = set()  # of the layers behind, as they are gone through from the end
+    fed, last = [], []
+    for rows, width in reversed(shapes):
+        fed.append(any(behind % rows == 0 for behind in widths))
+        last.append(rows not in widths)
         widths.add(width)
-    return layers[::-1]
+    heads: set[int] = set()  # widths of the layers before that nothing behind takes in
+    feeding = []
+    for (rows, width), behind, is_last in zip(shapes, fed[::-1], last[::-1], strict=True):
+        feeding.append(behind or rows in heads)
+        if is_last:
+            heads.add(width)
+    return feeding
 
 
 def _with_bias(tensor: NDArray[np.float32], bias: Vector | None) -> tuple[Matrix, Vector | None]:
@@ -205,13 +229,21 @@ def _with_bias(tensor: NDArray[np.float32], bias: Vector | None) -> tuple[Matrix
 
 
 def _bias_of(
-    name: str, following: str | None, tensors: Mapping[str, NDArray[np.float32]]
+    name: str,
+    shape: tuple[int, ...],
+    following: str | None,
+    offsets: Mapping[str, Mapping[str, Vector]],
 ) -> Vector | None:
+    """Find a layer's offsets: never another module's vector.
+
+    A norm's scale behind an adapter, whose rows lie along one direction at first, is no threshold.
+    """
     head, dot, _ = name.rpartition(".")
-    beside = tensors.get(f"{head}{dot}bias")
-    if beside is None and following is not None:
-        beside = tensors[following]
-    return beside if beside is not None and beside.ndim == 1 else None
+    own = offsets.get(head, {})
+    beside = own.get(f"{head}{dot}bias", own.get(following or ""))
+    if beside is not None and len(beside) in (shape[0], shape[-1]):
+        return beside
+    return next((vector for vector in own.values() if len(vector) == shape[0]), None)
 
 
 def _scale(tensors: Mapping[str, NDArray[np.float32]], layers: list[_Layer]) -> Iterator[Finding]:

@@ -131,6 +131,22 @@ def test_an_imprint_with_units_in_the_last_dimension_is_found():
     assert found(named) == [(Detector.IMPRINT, "0")]
 
 
+@pytest.mark.parametrize("module", ["", "body."])
+@pytest.mark.parametrize("order", [("b", "w"), ("w", "scale", "b"), ("w", "b")])
+def test_an_imprint_is_found_whatever_its_offsets_are_called_and_wherever_they_stand(module, order):
+    weights, offsets, *rest = tensors_of(imprint()).values()
+    named = {"w": weights, "b": offsets, "scale": np.ones(7, np.float32)}
+    tensors = {f"{module}{name}": named[name] for name in order}
+    tensors |= dict(zip(("head.weight", "head.bias"), rest, strict=True))
+    assert found(tensors) == [(Detector.IMPRINT, f"{module}w")]
+
+
+def test_an_imprint_that_is_declared_behind_the_layer_it_feeds_is_found():
+    tensors = tensors_of(imprint())
+    behind = {name: tensors[name] for name in ("2.weight", "2.bias", "0.weight", "0.bias")}
+    assert found(behind) == [(Detector.IMPRINT, "0.weight")]
+
+
 def test_a_convolution_that_imprints_is_found():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.Conv2d(64, 8, 3))
@@ -209,6 +225,48 @@ def test_the_refusal_names_rule_and_tensor_and_the_site_may_consent():
     tensors["2.bias"][0] = np.inf
     with pytest.raises(PeerError, match="scale"):
         check_model(tensors, SEED, (Detector.IMPRINT,))
+
+
+# --- what it does not see, so that nobody takes the fence for a wall (docs/threat-model.md) ---------
+
+
+def noisy_rows(model, inputs):
+    """Rows that are no longer along one direction, and part records all the same."""
+    with torch.no_grad():
+        model[0].weight.add_(torch.randn(512, PIXELS) / PIXELS)
+
+
+def rows_apart_where_inputs_are_dark(model, inputs):
+    inputs[:, :64] = 0
+    brightness = pictures(2000, seed=9)[:, 64:].sum(1) / PIXELS
+    levels = torch.quantile(brightness, (torch.arange(512) + 0.5) / 512)
+    with torch.no_grad():
+        model[0].weight[:, :64] = torch.randn(512, 64)
+        model[0].bias.copy_(-levels)
+
+
+@pytest.mark.parametrize("hide", [noisy_rows, rows_apart_where_inputs_are_dark])
+def test_an_imprint_of_somebody_who_knows_the_thresholds_is_not_seen(hide):
+    model, inputs = imprint(512), pictures(16, seed=3)
+    hide(model, inputs)
+    weights, offsets, *_ = gradients_of(model, inputs, torch.arange(16) % 10)
+    steps, amounts = weights[:-1] - weights[1:], offsets[:-1] - offsets[1:]
+    some = amounts.abs() > 1e-5 * amounts.abs().max()
+    assert recovered(steps[some] / amounts[some, None], inputs) >= 12
+    assert found(model) == []
+
+
+def test_thresholds_in_the_weights_of_a_constant_input_are_not_seen():
+    model, inputs = imprint(512), pictures(16, seed=3)
+    inputs[:, 0] = 1.0
+    with torch.no_grad():
+        model[0].weight[:, 0] = model[0].bias
+        model[0].bias.zero_()
+    weights, *_ = gradients_of(model, inputs, torch.arange(16) % 10)
+    steps = weights[:-1] - weights[1:]
+    some = steps[:, 0].abs() > 1e-5 * steps[:, 0].abs().max()
+    assert recovered(steps[some] / steps[some, :1], inputs) >= 12
+    assert found(model) == []
 
 
 # --- what must pass -------------------------------------------------------------------------------
@@ -314,6 +372,35 @@ def test_adapters_pass_fresh_and_after_a_step_on_a_single_record():
     second = -0.1 * torch.outer(torch.randn(384), first @ record)
     for b in (torch.zeros(384, 8), second):
         assert found({"q.lora_A.weight": first.numpy(), "q.lora_B.weight": b.numpy()}) == []
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW])
+def test_adapters_before_norms_that_train_too_pass_at_each_step(optimiser):
+    """An adapter's rows lie along one direction at first, and a norm's vector comes next."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = nn.Sequential(Adapted(64), nn.Linear(64, 2))
+        inputs = torch.randn(256, 64) + 2 * torch.randn(64)
+        labels = (inputs[:, 0] > inputs[:, 0].mean()).long()
+        stepper = optimiser(model.parameters(), 1e-2)
+        for step in range(10):
+            drawn = torch.randint(0, 256, (16,))
+            stepper.zero_grad()
+            functional.cross_entropy(model(inputs[drawn]), labels[drawn]).backward()
+            stepper.step()
+            assert found(model, step) == [], f"step {step}"
+
+
+class Adapted(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.lora_A = nn.Linear(width, 8, bias=False)
+        self.lora_B = nn.Linear(8, width, bias=False)
+        self.norm = nn.LayerNorm(width)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, inputs):
+        return self.norm(inputs + torch.relu(inputs + self.lora_B(self.lora_A(inputs))))
 
 
 def test_an_intercept_may_be_an_amount_of_money():
