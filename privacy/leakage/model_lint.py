@@ -234,10 +234,7 @@ def _bias_of(
     following: str | None,
     offsets: Mapping[str, Mapping[str, Vector]],
 ) -> Vector | None:
-    """Find a layer's offsets: never another module's vector.
-
-    A norm's scale behind an adapter, whose rows lie along one direction at first, is no threshold.
-    """
+    """Find a layer's offsets: a norm's scale behind an adapter of parallel rows is no threshold."""
     head, dot, _ = name.rpartition(".")
     own = offsets.get(head, {})
     beside = own.get(f"{head}{dot}bias", own.get(following or ""))

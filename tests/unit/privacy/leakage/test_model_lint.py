@@ -227,7 +227,7 @@ def test_the_refusal_names_rule_and_tensor_and_the_site_may_consent():
         check_model(tensors, SEED, (Detector.IMPRINT,))
 
 
-# --- what it does not see, so that nobody takes the fence for a wall (docs/threat-model.md) ---------
+# --- what it does not see: a fence is no wall (docs/threat-model.md) -----------------------------
 
 
 def noisy_rows(model, inputs):
