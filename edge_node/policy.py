@@ -101,7 +101,7 @@ class Policy:
         min_pinned_peers: Other members of a cohort that must be pinned by the manifest.
         min_honest: N_min - c must reach it.
         small_cohort_consent: Accepts a min_honest of 2.
-        allow_adjacent_cohorts: Accepts, in mode ``none``, cohorts that differ by one or two sites.
+        allow_adjacent_cohorts: Accepts, in mode ``none``, cohorts that differ by up to c + 2 sites.
         require_sandbox: Refuses jobs when the machine gives the trainer no namespaces.
         trainer: Ceilings to what site.toml may give a trainer.
         require_leakage_audit: Refuses jobs whose sending no leakage audit with a PASS was run on.

@@ -147,7 +147,7 @@ class CohortPolicy:
         small_cohort_consent: The administrator accepts ``min_honest`` of 2.
         own_pins: What the site itself pinned; None takes every site of the manifest.
         previous_survivors: Set in mode ``none`` without ``allow_adjacent_cohorts``: a survivor set
-            that differs from this one by one or two sites is refused.
+            that differs from this one by one or two sites, and c friends besides, is refused.
     """
 
     colluders: int
@@ -311,16 +311,21 @@ def check_survivors(
 
     Raises:
         PeerError: BELOW_THRESHOLD, fewer than max(T, N_min); POLICY, fewer than the site's own
-            min_cohort, or in mode ``none`` one or two sites away from the previous survivor set.
+            min_cohort, or in mode ``none`` one to c + 2 sites away from the previous survivor set:
+            the aggregator knows what its c friends put in, so their coming and going hides nobody.
     """
     if len(survivors) < max(limits.quorum, policy.min_survivors):
         raise PeerError(Reason.BELOW_THRESHOLD, f"|U3| = {len(survivors)} is below max(T, N_min)")
     if len(survivors) < policy.own_floor:
         raise PeerError(Reason.POLICY, f"|U3| = {len(survivors)} is below this site's min_cohort")
     previous = policy.previous_survivors
-    if previous is not None and 0 < len(previous.symmetric_difference(survivors)) <= 2:
+    if previous is None:
+        return
+    changed = len(previous.symmetric_difference(survivors))
+    if 0 < changed <= policy.colluders + 2:
         raise PeerError(
             Reason.POLICY,
-            "the summed sites differ from the last sum's by one or two, whom mode none would"
-            " lay bare; allow_adjacent_cohorts in policy.toml consents to that",
+            f"the summed sites differ from the last sum's by {changed}, c = {policy.colluders} of"
+            " whom may be the aggregator's friends: mode none would lay one or two bare;"
+            " allow_adjacent_cohorts in policy.toml consents to that",
         )

@@ -267,4 +267,20 @@ def test_adjacent_survivor_sets_are_refused_without_noise():
         if ok:
             assert isinstance(site.feed(message)[0], SurvivorSignature)
         else:
-            refused(site, message, Reason.POLICY, "by one or two")
+            refused(site, message, Reason.POLICY, "lay one or two bare")
+
+
+@pytest.mark.parametrize(("others", "ok"), [(1, False), (3, False), (4, False), (5, True)])
+def test_friends_that_come_and_go_do_not_make_sums_differ_enough(others, ok):
+    # c = 2. The last sum held two friends and one more that this one lacks: less what the friends
+    # put in, which the aggregator knows, the sums differ by the update of that one.
+    members = Federation(8, 2, 6).members
+    elsewhere = [bytes([number]) * 32 for number in range(others)]
+    previous = frozenset((*members[:6], *elsewhere))
+    federation = Federation(8, 2, 6, previous_survivors=previous)
+    federation.upload_all()
+    site, message = federation.site(1), federation.survivor_set(range(1, 9), range(1, 7))
+    if ok:
+        assert isinstance(site.feed(message)[0], SurvivorSignature)
+    else:
+        refused(site, message, Reason.POLICY, "lay one or two bare")
