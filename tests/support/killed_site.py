@@ -41,6 +41,7 @@ from privacy.noise import NoisedUpdate
 from privacy.pipeline import Mode
 from privacy.planning import CohortRules, step_event
 from privacy.secagg.commands import Step
+from privacy.secagg.keys import P256
 from privacy.secagg.masking import mask
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.encoding_plans import make_plan
@@ -89,7 +90,7 @@ class DurableSite(SimSite):
             goes_on = self.participant.exchange.restore(
                 (attempt.job_id, attempt.round, attempt.attempt),
                 attempt.facts,
-                (decode_bundle(attempt.bundle), unpack_secrets(attempt.secrets)),
+                (decode_bundle(attempt.bundle, P256), unpack_secrets(attempt.secrets)),
                 {Step(step): slot for step, slot in self.store.slots(attempt.ctx).items()},
                 self.now_s,
             )
