@@ -148,6 +148,11 @@ async def _attack(
 ) -> Audited:
     try:
         sandbox = await trainer.start()
+        if rows and sandbox.missing:
+            raise UsageError(
+                "an audit shows an app private records in a whole sandbox only; it lacks here:"
+                f" {', '.join(sandbox.missing)}"
+            )
         described, _ = await trainer.request({"action": DESCRIBE})
         plan = plan_of(job, VectorSpec.from_bytes(described.blob), manifest)
         columns = json.dumps([asdict(column) for column in schema.columns]).encode("ascii")
