@@ -64,6 +64,18 @@ def less_noise(share: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def last_coordinate_bare() -> Iterator[None]:
+    """Add noise to all coordinates but the last."""
+
+    def noised(update: QuantisedDelta, share: NoiseShare, seed: bytes) -> NoisedUpdate:
+        whole = add_skellam_noise(update, share, seed)
+        return replace(whole, vector_D=np.append(whole.vector_D[:-1], update.values_d[-1:]))
+
+    with mock.patch.object(pipeline, "add_skellam_noise", noised):
+        yield
+
+
+@contextlib.contextmanager
 def no_clip() -> Iterator[None]:
     """Scale records and differences without clipping them, and believe their integer norms."""
 

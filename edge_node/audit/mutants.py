@@ -33,6 +33,7 @@ class Mutant:
 MUTANTS = (
     Mutant("half-noise", "half the standard deviation", partial(updates.less_noise, 0.25)),
     Mutant("less-noise", "30 % less standard deviation", partial(updates.less_noise, 0.49)),
+    Mutant("last-bare", "the last coordinate has no noise", updates.last_coordinate_bare),
     Mutant("no-clip", "records are not clipped, nor their norms checked", updates.no_clip),
     Mutant("norm-unchecked", "rounding may leave the ball of D2", updates.norm_unchecked),
     Mutant("seed-by-site", "one noise seed for all rounds of a site", updates.one_seed_a_site),

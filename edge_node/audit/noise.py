@@ -9,10 +9,11 @@ Shapes: d = integers of one vector, M = metrics.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from edge_node.audit import claims
 from edge_node.audit.finding import Finding
@@ -106,6 +107,7 @@ def check_shared_noise(setting: Setting) -> list[Finding]:
         _apart(f"{name}, sites of a round", first),
         _apart(f"{name}, rounds of a site", [shares[0] for shares in rounds.shares]),
         _apart(f"{name}, opened sums", rounds.opened),
+        _each(f"{name}, all shares", list(chain(*rounds.shares)), subject.plan.noise_variance),
     ]
     return found + _attempts(subject)
 
@@ -260,6 +262,23 @@ def _metrics(name: str, noise: Noise, law: NoiseLaw) -> Finding:
         measured=f"{ratio - 1:+.2%}",
         passed=abs(ratio - 1) <= tolerance,
         false_alarm=FALSE_ALARM,
+    )
+
+
+def _each(name: str, shares: Sequence[Noise], variance: int) -> Finding:
+    """Look at each coordinate by itself: a single one without noise shows in no average.
+
+    Noise of variance V is 0 with probability exp(-V) I_0(V), in every share at once hardly ever.
+    """
+    silent = int(np.count_nonzero(~np.any(shares, axis=0)))
+    count = len(shares[0])
+    return Finding(
+        check="noise: coordinates",
+        subject=f"{name}, {len(shares)}",
+        claim=f"none of {count} without noise in all",
+        measured=f"{silent}",
+        passed=silent == 0,
+        false_alarm=count * float(special.ive(0, variance)) ** len(shares),
     )
 
 

@@ -35,6 +35,7 @@ NOTICED = [
     ("half-noise", check_site_noise, "noise: variance"),
     ("half-noise", check_all_records, "canaries: Gaussian fit"),
     ("less-noise", check_shared_noise, "noise: variance"),
+    ("last-bare", check_shared_noise, "noise: coordinates"),
     ("less-noise", check_local_noise, "noise: variance"),
     ("no-clip", check_all_records, "canaries: Gaussian fit"),
     ("no-clip", check_local_updates, "canaries: Gaussian fit"),
@@ -97,7 +98,7 @@ def test_a_fault_is_noticed(name, check, expected):
 
 def test_every_mutant_of_the_design_has_a_test():
     assert {name for name, _, _ in NOTICED} == set(BY_NAME)
-    assert len(BY_NAME) == len(MUTANTS) == 15
+    assert len(BY_NAME) == len(MUTANTS) == 16
 
 
 def test_a_fault_that_nothing_notices_fails_the_audit():
