@@ -25,7 +25,7 @@ PAGES = Path(__file__).parent / "pages"
 _MOST_CELLS = 24
 _MOST_TOKENS = 64
 _MEANING = {
-    Verdict.PASS: "No attack did better than a guess that has seen no data.",
+    Verdict.PASS: "Records stay hidden from every attack that was tried.",
     Verdict.WARN: "Something shows, or not everything could be attacked: this is no PASS.",
     Verdict.FAIL: "Records can be reconstructed from what this job sends.",
 }
