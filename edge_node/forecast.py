@@ -5,7 +5,7 @@ its offer is (`acceptance`, `budget.ledger_for`, `budget.check_fits`), and its c
 the tallies of the ledger by the ledger's own arithmetic. Nothing is written anywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from edge_node.acceptance import AskedJob, AuditOf, check_audit, check_records, judge_job
@@ -194,10 +194,8 @@ def _check_data(site: SiteState, job: AskedJob) -> None:
 def _budget_forecast(
     tally: Tally, reading: JobReading, entries: Sequence[LedgerEntry], *, alpha_is_new: bool
 ) -> BudgetForecast:
-    schedule = max(
-        (_still_to_come(events, entries) for events in reading.schedules),
-        key=lambda events: _sum_of(tally, events).rdp_units,
-    )
+    schedule = _dearest(tally, (_still_to_come(events, entries) for events in reading.schedules))
+    such = _dearest(tally, reading.schedules)  # another one, from its first round
     after = _sum_of(tally, schedule)
     one = max(reading.exchange_events, key=lambda event: tally.after(event).rdp_units)
     budget = tally.budget
@@ -217,10 +215,15 @@ def _budget_forecast(
         spare_repeats=after.times_that_fit((one,)) if fits else 0,
         fits=fits,
         exchanges_that_fit=tally.times_that_fit((reading.event,)),
-        jobs_that_fit=tally.times_that_fit(schedule) if schedule else 0,
+        jobs_that_fit=tally.times_that_fit(such) if such else 0,
         used_share=tally.used_share,
         used_share_after=after.used_share,
     )
+
+
+def _dearest(tally: Tally, schedules: Iterable[tuple[Event, ...]]) -> tuple[Event, ...]:
+    """Give the schedule that this budget is charged most for."""
+    return max(schedules, key=lambda events: _sum_of(tally, events).rdp_units)
 
 
 def _still_to_come(events: tuple[Event, ...], entries: Sequence[LedgerEntry]) -> tuple[Event, ...]:

@@ -111,9 +111,10 @@ def test_the_forecast_is_what_the_ledger_shows_after_the_job(tmp_path, kind):
             job_id = await live.submit(JOBS[kind], app=bundle)
             job = await live.watch(job_id)
             assert (job.state, job.detail) == ("finished", "")
-            return said, job, charges(sites[0])
+            over = await asyncio.to_thread(plan_budget, sites[0].config, job_id, SPEC.length)
+            return said, over, job, charges(sites[0])
 
-    said, job, line = run(scenario())
+    said, over, job, line = run(scenario())
     (budget,) = said.budgets
     assert (said.refusal, said.charged, budget.fits) == ("", 0, True)
     assert said.exchanges == line.charges == (1 if kind == "evaluation" else ROUNDS)
@@ -124,6 +125,9 @@ def test_the_forecast_is_what_the_ledger_shows_after_the_job(tmp_path, kind):
     assert (budget.spent, budget.after, budget.left) == (0, line.spent_epsilon, line.left_epsilon)
     assert budget.used_share_after == line.used_share
     assert budget.added == budget.after < budget.after_repeat
+    # It is over and adds nothing; another one like it would still cost what it did.
+    assert over.budgets[0].added == 0
+    assert over.budgets[0].jobs_that_fit == budget.jobs_that_fit - 1
     assert (said.person_sites, said.epsilon_person) == (job.person_sites, job.epsilon_person)
     assert said.epsilon_one_site == job.epsilon_one_site <= said.epsilon_person
 
