@@ -37,6 +37,7 @@ def print_audit(audited: Audited) -> None:
         )
     console = Console(file=sys.stdout)
     console.print(table)
+    console.print("got: recovered by the attack; guess: by somebody who has seen no update\n")
     console.print(_coloured(audited.report.verdict))
     console.print(Text(audited.report.reason))
 

@@ -235,7 +235,7 @@ def report_of(findings: Iterable[Finding]) -> Report:
         return Report(found, Verdict.WARN, f"no attack on records applied to: {', '.join(missing)}")
     deciding = [f"{f.attack} on the {f.exposure}" for f in applied if f.verdict is worst]
     if worst is Verdict.PASS:
-        return Report(found, worst, "no attack did better than a guess without data")
+        return Report(found, worst, "no attack did clearly better than a guess without data")
     if not applied:
         return Report(found, worst, "no attack applied, so nothing was shown")
     return Report(found, worst, f"{worst} by {', '.join(dict.fromkeys(deciding))}")

@@ -133,6 +133,12 @@ class HostileWire:
                 return message
             self.skipped.append(message)
 
+    async def expect_upload(self, number):
+        """Wait for a vector by its number, from 0; it may have come while a session was begun."""
+        while len(self.uploads) <= number:
+            await self.expect(Uploaded)
+        return self.uploads[number]
+
 
 def _handler(service, methods):
     return grpc.method_handlers_generic_handler(f"tidegate.v1.{service}", methods)

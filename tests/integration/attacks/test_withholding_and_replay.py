@@ -304,7 +304,7 @@ def test_a_crash_after_the_charge_gives_the_same_vector_for_the_same_charge(tmp_
             await attempt.upload()
             await evil.site.crash()
             await back(evil)
-            again = await evil.expect(Uploaded)
+            again = await evil.expect_upload(1)
             assert again.data == evil.uploads[0].data
             assert evil.charges() == 1
             await attempt.vote()
