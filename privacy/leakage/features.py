@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from privacy.leakage.candidates import Candidate
+from privacy.leakage.cells import ATTACK, Cells, cells_finding
 from privacy.leakage.effort import Effort
 from privacy.leakage.fields import Batch, Field
 from privacy.leakage.first_layer import FirstLayer, find_first_layer, inputs_of
@@ -25,14 +26,10 @@ from privacy.leakage.matching import Search, search
 from privacy.leakage.release import Release
 from privacy.leakage.scene import Scene
 from privacy.leakage.scores import matched_cells
-from privacy.leakage.tables import ATTACK, pooled, unknown_columns
+from privacy.leakage.tables import pooled, unknown_columns
 from privacy.leakage.verdict import (
-    MAX_SHOWN,
-    Evidence,
-    EvidenceKind,
     Finding,
     Metric,
-    judge_cells,
     not_applicable,
 )
 
@@ -119,43 +116,15 @@ def attack_features(
         found.append(guess_NF.cpu().numpy()[pairs])
         right.append(right_NNF[pairs, np.arange(len(pairs))])
         guesses.append([_guess(release, layer, prior, true_NF, source) for _ in range(_GUESSES)])
-    shown = tuple(np.concatenate(parts) for parts in (originals, found, right))
     blind = [np.concatenate(trials) for trials in zip(*guesses, strict=True)]
-    return [_finding(releases[0], layer, prior, shown, blind)]
-
-
-def _finding(
-    release: Release,
-    layer: FirstLayer,
-    prior: _Prior,
-    shown: tuple[NDArray[np.float32], ...],
-    blind: Sequence[NDArray[np.bool_]],
-) -> Finding:
-    originals, found, right = shown
     keep = np.flatnonzero(prior.varying_F.cpu().numpy())
-    score, baseline = float(right.mean()), float(np.mean([cells.mean() for cells in blind]))
-    exact = int(right.all(axis=1).sum())
-    by_chance = max(int(cells.all(axis=1).sum()) for cells in blind)
-    order = right.mean(axis=1).argsort()[::-1][:MAX_SHOWN]
-    return Finding(
-        attack=ATTACK,
-        title=TITLE,
-        exposure=release.exposure,
-        metric=Metric.CELLS,
-        score=score,
-        baseline=baseline,
-        verdict=judge_cells(score, baseline, exact, by_chance),
-        reason=f"{right.sum()} of {right.size} cells at {layer.name!r}, {exact} of {len(right)}"
-        f" rows whole (at most {by_chance} by chance)",
-        details={"exact rows": float(exact), "records": float(len(right))},
-        evidence=Evidence(
-            EvidenceKind.ROWS,
-            tuple(f"{layer.name}[{place}]" for place in keep),
-            originals[order][:, keep],
-            found[order][:, keep],
-            right[order].astype(np.bool_),
-        ),
+    cells = Cells(
+        tuple(f"{layer.name}[{place}]" for place in keep),
+        np.concatenate(originals)[:, keep],
+        np.concatenate(found)[:, keep],
+        np.concatenate(right).astype(np.bool_),
     )
+    return [cells_finding(TITLE, exposure, cells, blind, f" at {layer.name!r}")]
 
 
 def _reconstruct(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.leakage.candidates import Candidate
+from privacy.leakage.cells import ATTACK, Cells, cells_finding
 from privacy.leakage.effort import Effort
 from privacy.leakage.fields import Batch, Field, FieldKind
 from privacy.leakage.matching import Found, Search, search
@@ -24,16 +25,12 @@ from privacy.leakage.release import Release
 from privacy.leakage.scene import Scene
 from privacy.leakage.scores import best_pairs, matched_cells
 from privacy.leakage.verdict import (
-    MAX_SHOWN,
-    Evidence,
-    EvidenceKind,
     Finding,
     Metric,
-    judge_cells,
     not_applicable,
 )
 
-ATTACK, TITLE = "A5", "Gradient matching of table rows, categories relaxed to softmax"
+TITLE = "Gradient matching of table rows, categories relaxed to softmax"
 NEAR = 0.319 / 12**0.5
 """How near a number must come, as a share of its range: 0.319 deviations of a uniform column."""
 
@@ -68,48 +65,20 @@ def attack_tables(
         return [not_applicable(ATTACK, TITLE, exposure, Metric.CELLS, reason)]
     outcomes = [_reconstruct(unknown, release, effort, source) for release in releases]
     guesses = [[_guess(unknown, r, source) for r in releases] for _ in range(_GUESSES)]
-    return [_finding(unknown, releases, outcomes, guesses)]
+    blind = [np.concatenate([guess.right_NK for guess in trials]) for trials in guesses]
+    cells = Cells(
+        tuple(f.name if f.size == 1 else f"{f.name}[{i}]" for f in unknown for i in range(f.size)),
+        np.concatenate([outcome.originals_NK for outcome in outcomes]),
+        np.concatenate([outcome.found_NK for outcome in outcomes]),
+        np.concatenate([outcome.right_NK for outcome in outcomes]),
+    )
+    return [cells_finding(TITLE, exposure, cells, blind)]
 
 
 def unknown_columns(scene: Scene) -> list[Field]:
     """Give the columns that are looked for: numbers and categories that the model sees."""
     kinds = (FieldKind.NUMBER, FieldKind.CATEGORY)
     return [f for f in scene.fields if f.kind in kinds and f.name not in scene.targets]
-
-
-def _finding(
-    unknown: Sequence[Field],
-    releases: Sequence[Release],
-    outcomes: Sequence[_Outcome],
-    guesses: Sequence[Sequence[_Outcome]],
-) -> Finding:
-    right_NK = np.concatenate([outcome.right_NK for outcome in outcomes])
-    score = float(right_NK.mean())
-    blind = [np.concatenate([guess.right_NK for guess in trials]) for trials in guesses]
-    baseline = float(np.mean([cells_NK.mean() for cells_NK in blind]))
-    exact = int(right_NK.all(axis=1).sum())
-    by_chance = max(int(cells_NK.all(axis=1).sum()) for cells_NK in blind)
-    order = right_NK.mean(axis=1).argsort()[::-1][:MAX_SHOWN]
-    names = [f.name if f.size == 1 else f"{f.name}[{i}]" for f in unknown for i in range(f.size)]
-    return Finding(
-        attack=ATTACK,
-        title=TITLE,
-        exposure=releases[0].exposure,
-        metric=Metric.CELLS,
-        score=score,
-        baseline=baseline,
-        verdict=judge_cells(score, baseline, exact, by_chance),
-        reason=f"{right_NK.sum()} of {right_NK.size} cells, {exact} of {len(right_NK)} rows whole"
-        f" (at most {by_chance} by chance)",
-        details={"exact rows": float(exact), "records": float(len(right_NK))},
-        evidence=Evidence(
-            EvidenceKind.ROWS,
-            tuple(names),
-            np.concatenate([outcome.originals_NK for outcome in outcomes])[order],
-            np.concatenate([outcome.found_NK for outcome in outcomes])[order],
-            right_NK[order],
-        ),
-    )
 
 
 def _reconstruct(
