@@ -14,10 +14,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from privacy.counter_mode import BLOCK_BYTES, KEY_BYTES, SLACK_BYTES, CounterStream
 from privacy.errors import UsageError
 
-SEED_BYTES = 32
-BLOCK_BYTES = 16
+SEED_BYTES = KEY_BYTES
 
 
 class Label(IntEnum):
@@ -52,7 +52,7 @@ class Keystream:
     def __init__(self, seed: bytes, label: Label, block: int = 0) -> None:
         check_seed(seed)
         first_block = bytes([label]) + block.to_bytes(BLOCK_BYTES - 1, "big")
-        self._encryptor = Cipher(algorithms.AES(seed), modes.CTR(first_block)).encryptor()
+        self._stream = CounterStream(seed, first_block)
 
     def read(self, length: int) -> NDArray[np.uint8]:
         """Give the next bytes of the stream.
@@ -60,7 +60,9 @@ class Keystream:
         Args:
             length: Number of bytes, at least 0.
         """
-        return np.frombuffer(self._encryptor.update(bytes(length)), dtype=np.uint8)
+        buffer = np.empty(length + SLACK_BYTES, dtype=np.uint8)
+        self._stream.read_into(buffer.data, length)
+        return buffer[:length]
 
 
 def blocks_at(seed: bytes, label: Label, positions_N: NDArray[np.int64]) -> list[bytes]:

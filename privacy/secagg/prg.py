@@ -9,23 +9,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
-from cryptography.hazmat.primitives.ciphers.algorithms import AES256
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 
+from privacy.counter_mode import BLOCK_BYTES, KEY_BYTES, SLACK_BYTES, CounterStream
 from privacy.errors import UsageError
 from privacy.ring import reduce_in_place
 
 Words = npt.NDArray[np.uint32]
 
-KEY_BYTES = 32
 WORDS_PER_BLOCK = 4
 """One AES block is four words: a chunk may start at any multiple of it (16 bytes)."""
 
 _CHUNK_WORDS = 1 << 15
-"""128 KiB: keystream, zeros and a slice of the sum stay in the second-level cache together."""
+"""128 KiB: keystream, its text and a slice of the sum stay in the second-level cache together."""
 
-_ZEROS = bytes(4 * _CHUNK_WORDS)
 _LITTLE = np.dtype("<u4")
 
 
@@ -46,14 +42,14 @@ def add_keystreams(acc_d: Words, keyed: Sequence[tuple[bytes, int]], offset: int
         raise UsageError("masks are added to a contiguous vector of uint32")
     streams = [(_open_stream(key, offset), _operation(sign)) for key, sign in keyed]
     size = min(_CHUNK_WORDS, acc_d.size)
-    buffer = bytearray(4 * size + 15)  # update_into asks for room for one more block
+    buffer = bytearray(4 * size + SLACK_BYTES)
+    view = memoryview(buffer)
     stream_s = np.frombuffer(buffer, dtype=_LITTLE, count=size)
-    zeros = memoryview(_ZEROS)
     for start in range(0, acc_d.size, _CHUNK_WORDS):
         chunk_s = acc_d[start : start + _CHUNK_WORDS]
-        nothing, fresh_s = zeros[: 4 * chunk_s.size], stream_s[: chunk_s.size]
+        fresh_s = stream_s[: chunk_s.size]
         for stream, operation in streams:
-            stream.update_into(nothing, buffer)
+            stream.read_into(view, 4 * chunk_s.size)
             operation(chunk_s, fresh_s, out=chunk_s)
 
 
@@ -70,10 +66,9 @@ def _operation(sign: int) -> np.ufunc:
     return np.add if sign == 1 else np.subtract
 
 
-def _open_stream(key: bytes, offset: int) -> CipherContext:
+def _open_stream(key: bytes, offset: int) -> CounterStream:
     if len(key) != KEY_BYTES:
         raise UsageError(f"a mask key has {len(key)} bytes, it must have {KEY_BYTES}")
     if offset < 0 or offset % WORDS_PER_BLOCK:
         raise UsageError(f"a chunk starts at coordinate {offset}, not at a multiple of 4")
-    counter = (offset // WORDS_PER_BLOCK).to_bytes(16, "big")
-    return Cipher(AES256(key), CTR(counter)).encryptor()
+    return CounterStream(key, (offset // WORDS_PER_BLOCK).to_bytes(BLOCK_BYTES, "big"))
