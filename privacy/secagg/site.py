@@ -1,7 +1,8 @@
 """One attempt of SA-1 at a site: a state machine without I/O.
 
-Here: the order of steps, one durable slot per step, and death. Not here: the checks (``cohort.py``,
-``site_checks.py``), the arithmetic (``site_steps.py``), what a slot determines (``site_state.py``).
+Here: the order of steps, one durable slot per step, and death. Not here: what is made of an input
+(``site_inputs.py``) and the checks (``cohort.py``, ``site_checks.py``), the arithmetic
+(``site_steps.py``), what a slot determines (``site_state.py``).
 
     Roster ─ (Encapsulate ─) Sign ─ Commit 1 ─ Send ─ ShareDelivery ─ Commit 2 (charge)
            ─ MaskAndUpload ─ SurvivorSet ─ Sign ─ Commit 3 ─ Send
@@ -15,8 +16,8 @@ From anywhere: a different input, a failed check, a timeout or an ``AbortRequest
 attempt. Where slot 3 is still free the site then signs the abort into it: it can never sign a U3.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from privacy.errors import PeerError, Reason, UsageError
@@ -39,52 +40,30 @@ from privacy.secagg.commands import (
     Step,
     Tick,
 )
-from privacy.secagg.encoding import Label, hash_of
 from privacy.secagg.messages import (
     AbortRequest,
     GraphReveals,
     Published,
     Roster,
-    ShareDelivery,
     SignedBundle,
-    SurvivorQuorum,
-    SurvivorSet,
 )
 from privacy.secagg.retry import RetryPermit, check_permit
 from privacy.secagg.rules import SiteConfig
+from privacy.secagg.site_inputs import (
+    Dealing,
+    Input,
+    Pending,
+    abort_of,
+    digest_of,
+    is_due,
+    prepare,
+    step_of,
+)
 from privacy.secagg.site_state import SiteState
-from privacy.secagg.site_steps import DealerError, SiteSecrets, index_delivery
+from privacy.secagg.site_steps import DealerError, SiteSecrets
 from privacy.secagg.transport import Encapsulation
 
 __all__ = ["SiteAttempt", "SiteSecrets"]
-
-_Input = Roster | GraphReveals | ShareDelivery | SurvivorSet | SurvivorQuorum
-
-_STEP_OF: dict[type[_Input], Step] = {
-    GraphReveals: Step.SHARE_KEYS,
-    ShareDelivery: Step.MASKED_UPDATE,
-    SurvivorSet: Step.CONSISTENCY,
-    SurvivorQuorum: Step.UNMASK,
-}
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A step that is verified but not durable yet; ``finish`` turns the signature into its slot."""
-
-    step: Step
-    finish: Callable[[bytes], slots.Slot]
-    digest: bytes = b""
-    purpose: Purpose | None = None
-    slot: slots.Slot | None = None
-
-
-@dataclass(frozen=True)
-class _Dealing:
-    """Step 1 before anything is sealed; ``slot`` takes the ciphertexts, then the signature."""
-
-    digest: bytes
-    slot: Callable[[tuple[bytes, ...], bytes], slots.Slot]
 
 
 class SiteAttempt:
@@ -122,8 +101,8 @@ class SiteAttempt:
         self._own_bundle = own_bundle
         self._charge = permit is None
         self._state = SiteState(config, secrets)
-        self._pending: _Pending | None = None
-        self._drawing: _Dealing | None = None
+        self._pending: Pending | None = None
+        self._drawing: Dealing | None = None
         self._dying = False
         self._over = False
         self._published = False
@@ -225,22 +204,23 @@ class SiteAttempt:
             case _:
                 return self._on_input(message)
 
-    def _on_input(self, event: _Input) -> list[SiteCommand]:
-        step, state = self._step_of(event), self._state
+    def _on_input(self, event: Input) -> list[SiteCommand]:
+        state, config = self._state, self._config
+        step = step_of(state, config, event)
         if not state.has_secrets:
             raise PeerError(Reason.STOPPED, "the attempt is dead or over at this site")
         busy = self._pending is not None or self._drawing is not None
-        if step not in state.inputs and (busy or not self._is_due(event, step)):
+        if step not in state.inputs and (busy or not is_due(state, event, step)):
             raise PeerError(Reason.REPLAY, f"step {int(step)} is not due at this site")
         try:
-            digest = self._digest(event)
+            digest = digest_of(state, config, event)
             if step in state.inputs:
                 return self._again(step, digest)
             if isinstance(event, Roster):
                 return self._accept(event, digest)
             if isinstance(event, GraphReveals):
                 return self._draw_graph(event, digest)
-            pending, message = self._prepare(event, digest)
+            pending, message = prepare(state, config, event, digest)
         except DealerError as error:
             self._accused = error.dealer
             return self._die(error.reason, str(error.args[0]))
@@ -248,7 +228,7 @@ class SiteAttempt:
             return self._die(error.reason, str(error.args[0]))
         return self._go_on(pending, message)
 
-    def _go_on(self, pending: _Pending, message: bytes) -> list[SiteCommand]:
+    def _go_on(self, pending: Pending, message: bytes) -> list[SiteCommand]:
         """Take a verified step on: to its signature where it needs one, else to its slot."""
         self._state.inputs[pending.step] = pending.digest
         self._pending = pending
@@ -256,21 +236,6 @@ class SiteAttempt:
         if pending.purpose is None:
             return self._commit(pending, b"")
         return [Sign(pending.purpose, message)]
-
-    def _step_of(self, event: _Input) -> Step:
-        """Return the slot that an input belongs in: any roster in that of the first one."""
-        if not isinstance(event, Roster):
-            return _STEP_OF[type(event)]
-        first = min(self._state.inputs, default=None)
-        if first is not None:
-            return first
-        sparse = self._config.graph_rule.is_sparse(len(event.bundles))
-        return Step.REVEAL if sparse else Step.SHARE_KEYS
-
-    def _is_due(self, event: _Input, step: Step) -> bool:
-        if not self._state.slots:
-            return isinstance(event, Roster)
-        return step == max(self._state.slots) + 1
 
     def _again(self, step: Step, digest: bytes) -> list[SiteCommand]:
         """Answer an input of a step that has one: one durable slot per step and ctx."""
@@ -280,43 +245,21 @@ class SiteAttempt:
             )
         return self._state.output(step) if step in self._state.slots else []
 
-    def _digest(self, event: _Input) -> bytes:
-        if isinstance(event, Roster):
-            return site_checks.roster_digest(event)
-        cohort = self._state.joined
-        statement = b""
-        if isinstance(event, SurvivorQuorum):
-            statement = self._state.chosen.statement(cohort)
-        return site_checks.input_digest(cohort, self._config.me, event, statement)
-
-    def _prepare(
-        self, event: ShareDelivery | SurvivorSet | SurvivorQuorum, digest: bytes
-    ) -> tuple[_Pending, bytes]:
-        match event:
-            case ShareDelivery():
-                return self._masked_update(event, digest)
-            case SurvivorSet():
-                return self._consistency(event, digest)
-            case SurvivorQuorum():
-                cohort, chosen = self._state.joined, self._state.chosen
-                site_checks.check_quorum(cohort, self._config, chosen, event)
-                return _Pending(Step.UNMASK, lambda _: slots.UnmaskSlot(digest), digest), b""
-
     def _accept(self, roster: Roster, digest: bytes) -> list[SiteCommand]:
         """Join a cohort: deal at once, or first bind this site to it and reveal its r."""
         cohort = admit(roster, self._config, self._own_bundle, self._now_s)
         self._state.join(cohort)
         if cohort.is_sparse:
             slot = slots.RevealSlot(digest, roster)
-            return self._go_on(_Pending(Step.REVEAL, lambda _: slot, digest), b"")
-        return self._share_keys(_Dealing(digest, partial(slots.SharesSlot, digest, roster)))
+            return self._go_on(Pending(Step.REVEAL, lambda _: slot, digest), b"")
+        return self._share_keys(Dealing(digest, partial(slots.SharesSlot, digest, roster)))
 
     def _draw_graph(self, reveals: GraphReveals, digest: bytes) -> list[SiteCommand]:
         seed = site_checks.draw_graph(self._state.joined, reveals)
         self._state.join(self._state.joined.with_seed(seed))
-        return self._share_keys(_Dealing(digest, partial(slots.SparseSharesSlot, digest, seed)))
+        return self._share_keys(Dealing(digest, partial(slots.SparseSharesSlot, digest, seed)))
 
-    def _share_keys(self, begun: _Dealing) -> list[SiteCommand]:
+    def _share_keys(self, begun: Dealing) -> list[SiteCommand]:
         """Deal at once, or ask first for what the suite draws."""
         keys = self._state.keys.keys_to_draw_for
         if not keys:
@@ -326,31 +269,11 @@ class SiteAttempt:
         self._extend_deadline()
         return [Encapsulate(keys)]
 
-    def _deal(self, begun: _Dealing, drawn: tuple[Encapsulation, ...]) -> list[SiteCommand]:
+    def _deal(self, begun: Dealing, drawn: tuple[Encapsulation, ...]) -> list[SiteCommand]:
         rh, dealing = self._state.joined.rh, self._state.keys.deal(drawn)
         message = statements.share_statement(rh, dealing.root, dealing.commitments.self_seed)
         finish = partial(begun.slot, dealing.ciphertexts)
-        return self._go_on(_Pending(Step.SHARE_KEYS, finish, begun.digest, Purpose.SHARE), message)
-
-    def _masked_update(self, delivery: ShareDelivery, digest: bytes) -> tuple[_Pending, bytes]:
-        """Fix U2_i; everything that could stop the round is checked before the charge."""
-        state, config = self._state, self._config
-        shares = index_delivery(state.joined, config.me, delivery)
-        site_checks.check_dealt_size(state.joined, config.policy, len(shares) + 1)
-        state.hold(state.keys.open_delivery(shares, config.pinned))
-        received = tuple((j, share.ciphertext) for j, share in shares.items())
-        slot = slots.MaskedSlot(digest, received)
-        return _Pending(Step.MASKED_UPDATE, lambda _: slot, digest), b""
-
-    def _consistency(self, event: SurvivorSet, digest: bytes) -> tuple[_Pending, bytes]:
-        cohort = self._state.joined
-        site_checks.check_survivor_set(cohort, self._config, self._state.held, event)
-
-        def finish(signature: bytes) -> slots.SurvivorSlot:
-            return slots.SurvivorSlot(digest, event.dealt, event.survivors, signature)
-
-        message = finish(b"").statement(cohort)
-        return _Pending(Step.CONSISTENCY, finish, digest, Purpose.SURVIVORS), message
+        return self._go_on(Pending(Step.SHARE_KEYS, finish, begun.digest, Purpose.SHARE), message)
 
     # --- the shell's answers ---------------------------------------------------------------------
 
@@ -373,7 +296,7 @@ class SiteAttempt:
             raise UsageError(f"a signature for {event.purpose} came that nobody asked for")
         return self._commit(pending, event.signature)
 
-    def _commit(self, pending: _Pending, signature: bytes) -> list[SiteCommand]:
+    def _commit(self, pending: Pending, signature: bytes) -> list[SiteCommand]:
         slot = pending.finish(signature)
         self._pending = replace(pending, slot=slot)
         charge = pending.step is Step.MASKED_UPDATE and self._charge
@@ -446,14 +369,7 @@ class SiteAttempt:
             return [Abort(reason, message), *self._close()]
         self._dying = True
         self._extend_deadline()
-        cohort = state.joined
-        self._pending = _Pending(
-            Step.CONSISTENCY,
-            lambda signature: slots.AbortSlot(signature, accused),
-            hash_of(Label.ABORT_STATEMENT, cohort.ctx, cohort.rh),
-            Purpose.ABORT,
-        )
-        statement = statements.abort_statement(cohort.ctx, cohort.rh)
+        self._pending, statement = abort_of(state.joined, accused)
         return [Abort(reason, message), Sign(Purpose.ABORT, statement)]
 
     def _end(self) -> list[SiteCommand]:

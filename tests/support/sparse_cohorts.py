@@ -39,3 +39,9 @@ def sparse(n=20, colluders=1, **changes):
     return Federation(
         n, colluders, **{"graph_rule": SMALL, "shared_noise": False, "length": 5, **changes}
     )
+
+
+def other_roster(federation, serial=2):
+    """The same attempt with another bundle of the last member, as a colluder may offer many."""
+    other = sparse(serial=serial)
+    return replace(federation.roster, bundles=(*federation.bundles[:-1], other.bundles[-1]))
