@@ -1,6 +1,7 @@
 """Stage 13: name model versions by the hash chain over their bytes, and keep the newest at hand.
 
-Version v is the flat float32 vector, little-endian; ``tidegate.version_chain`` names it.
+Version v is the flat float32 vector, little-endian, and what is announced with it;
+``tidegate.version_chain`` names both.
 """
 
 import hashlib
@@ -24,12 +25,14 @@ class ModelVersion:
         sha256: Digest of ``data``.
         chain_head: The chain up to and with this version.
         data: The broadcast bytes.
+        announcement: How updates from this version are encoded, beyond what the plan says.
     """
 
     version: int
     sha256: bytes
     chain_head: bytes
     data: bytes = field(repr=False)
+    announcement: bytes = field(default=b"", repr=False)
 
     def vector(self) -> NDArray[np.float32]:
         """Show the bytes as a read-only vector, shape (D,)."""
@@ -41,15 +44,18 @@ def first_version(job_id: str, data: bytes) -> ModelVersion:
     return _named(chain_start(job_id), 0, data)
 
 
-def next_version(previous: ModelVersion, values_D: NDArray[np.float32]) -> ModelVersion:
+def next_version(
+    previous: ModelVersion, values_D: NDArray[np.float32], announcement: bytes = b""
+) -> ModelVersion:
     """Name the model that follows a version."""
     data = np.ascontiguousarray(values_D, dtype="<f4").tobytes()
-    return _named(previous.chain_head, previous.version + 1, data)
+    return _named(previous.chain_head, previous.version + 1, data, announcement)
 
 
-def _named(head: bytes, version: int, data: bytes) -> ModelVersion:
+def _named(head: bytes, version: int, data: bytes, announcement: bytes = b"") -> ModelVersion:
     digest = hashlib.sha256(data).digest()
-    return ModelVersion(version, digest, chain_head(head, version, digest), data)
+    named = chain_head(head, version, digest, announcement)
+    return ModelVersion(version, digest, named, data, announcement)
 
 
 class ContentShelf:

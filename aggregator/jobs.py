@@ -149,6 +149,7 @@ class JobStore:
             "model": model,
             "strategy": b"",
             "strategy_sha256": hashlib.sha256(b"").digest(),
+            "announcement": first.announcement,
             "exchange": 0,
         }
         with self._store.transaction() as connection:
@@ -263,6 +264,7 @@ class JobStore:
             "model": self._store.put_blob(job_id, model.data),
             "strategy": self._store.put_blob(job_id, strategy),
             "strategy_sha256": strategy_sha256,
+            "announcement": model.announcement,
             "exchange": done.checkpoint.exchange,
         }
         entry = JournalEntry(
@@ -289,7 +291,11 @@ class JobStore:
         also: Callable[[Connection], None] | None = None,
     ) -> None:
         """Make a version durable that no sum made: a ServerApp's, before any site hears of it."""
-        row = {"version": model.version, "model": self._store.put_blob(job_id, model.data)}
+        row = {
+            "version": model.version,
+            "model": self._store.put_blob(job_id, model.data),
+            "announcement": model.announcement,
+        }
         this = CHECKPOINTS.c.job_id == job_id
         transcript_hash = self.last_transcript(job_id)
         with self._store.transaction() as connection:
@@ -328,7 +334,8 @@ class JobStore:
             raise PeerError(Reason.UNKNOWN_JOB, f"no job {job_id!r}")
         sha256 = bytes(row.sha256)
         data = self._store.get_blob(job_id, row.model, sha256)
-        model = ModelVersion(row.version, sha256, bytes(row.chain_head), data)
+        announced = bytes(row.announcement)
+        model = ModelVersion(row.version, sha256, bytes(row.chain_head), data, announced)
         strategy = self._store.get_blob(job_id, row.strategy, bytes(row.strategy_sha256))
         return Checkpoint(model, strategy, row.exchange)
 

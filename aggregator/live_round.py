@@ -139,6 +139,7 @@ class LiveRound:
                 model.chain_head,
                 order.instruction.purpose,
                 order.instruction.config,
+                model.announcement,
             )
         )
         self._loop = asyncio.get_running_loop()

@@ -94,6 +94,8 @@ CHECKPOINTS = Table(
     Column("model", LargeBinary),
     Column("strategy", LargeBinary),
     Column("strategy_sha256", LargeBinary(32), nullable=False),
+    # Of the version: what its head is over, beside the model.
+    Column("announcement", LargeBinary, nullable=False),
     # The number of the last finished exchange: beyond the version where evaluations were among
     # them, or where a ServerApp trained several times from one version.
     Column("exchange", BigInteger, nullable=False),

@@ -256,6 +256,7 @@ class Train:
     model_sha256: bytes
     model_size: int
     config: bytes = b""
+    announcement: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

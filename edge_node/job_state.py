@@ -110,7 +110,7 @@ class JobState:
                 before = self.head
         known = bool(before)
         if known and request.chain_head != chain_head(
-            before, request.version, request.model_sha256
+            before, request.version, request.model_sha256, request.announcement
         ):
             raise PeerError(
                 Reason.EQUIVOCATION,
@@ -150,7 +150,8 @@ def _check_order(last: TrainRequest, request: TrainRequest) -> None:
             f" {last.round} from version {last.version}",
         )
     model, known = (
-        (asked.version, asked.model_sha256, asked.chain_head) for asked in (request, last)
+        (asked.version, asked.model_sha256, asked.chain_head, asked.announcement)
+        for asked in (request, last)
     )
     if request.version == last.version and model != known:
         raise PeerError(Reason.EQUIVOCATION, f"two different models for version {request.version}")

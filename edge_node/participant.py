@@ -228,10 +228,15 @@ class Participant:
         state.update, state.announced = None, False
         state.training = key = key_of(request)
         state.stopwatch.enter(Phase.TRAIN, now_s)
-        return [
-            DropUpdate(request.job_id),
-            Train(request.job_id, key, request.model_sha256, request.model_size, request.config),
-        ]
+        train = Train(
+            request.job_id,
+            key,
+            request.model_sha256,
+            request.model_size,
+            request.config,
+            request.announcement,
+        )
+        return [DropUpdate(request.job_id), train]
 
     def _on_trained(self, event: Trained, now_s: float) -> Commands:
         state = self._jobs.get(event.job_id)

@@ -60,7 +60,14 @@ class UpdateDesk:
             model_D = await self._model(command, local.job)
             if local.job.charged_ahead:
                 self._steps.charge_ahead(local.job, key)
-            request = RoundRequest(key.round, key.version, model_D, key.purpose, command.config)
+            request = RoundRequest(
+                key.round,
+                key.version,
+                model_D,
+                key.purpose,
+                command.config,
+                command.announcement,
+            )
             update = await local.make_update(request)
         except TrainerFailure as error:
             log.warning("training failed", job=job_id, round=key.round, detail=error.detail)

@@ -95,6 +95,7 @@ class RoundRequest:
         model_D: The model version, shape (D,), finite.
         purpose: "train", or "evaluate" for a Flower app's evaluation; its own action after a dot.
         config: A Flower app's message settings (``tidegate.flower_config``); empty for other work.
+        announcement: What the version says about the encoding of updates from it.
     """
 
     round: int
@@ -102,6 +103,7 @@ class RoundRequest:
     model_D: NDArray[np.float32] = field(repr=False)
     purpose: str = TRAIN
     config: bytes = b""
+    announcement: bytes = field(default=b"", repr=False)
 
 
 class LocalRound(Protocol):

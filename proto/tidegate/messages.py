@@ -4,7 +4,7 @@ The frames of the secure exchange itself are in ``privacy.secagg.messages``. ``t
 is the only place that turns bytes into these, and checks every bound on the way.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from privacy.secagg.messages import (
     AbortRequest,
@@ -96,6 +96,8 @@ class TrainRequest:
         version: Never falls.
         purpose: ``TRAIN`` or ``EVALUATE``; a Flower app's own action may follow a dot.
         config: A Flower message's settings (``tidegate.flower_config``); empty for other work.
+        announcement: What the version says about the encoding of updates from it; empty where the
+            job's plan says all.
     """
 
     job_id: str
@@ -106,6 +108,7 @@ class TrainRequest:
     chain_head: bytes
     purpose: str = TRAIN
     config: bytes = b""
+    announcement: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

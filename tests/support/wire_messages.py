@@ -214,6 +214,7 @@ aggregator_messages = st.one_of(
         hashes,
         st.sampled_from(("train", "evaluate", "train.adapt", "evaluate.final")),
         st.just(b"") | configs,
+        st.binary(max_size=60),
     ),
     rosters(),
     share_deliveries(),

@@ -48,6 +48,7 @@ from tidegate.v1 import federation_pb2 as pb
 MAX_BUNDLES = 256
 MAX_JOBS = 64
 MAX_SPEC_BYTES = 1 << 20
+MAX_ANNOUNCEMENT_BYTES = 3 << 20
 JOB_ENDS = frozenset({"finished", "failed", "stopped"})
 
 _FLOAT32_BYTES = 4
@@ -243,6 +244,9 @@ def _train_request(message: pb.TrainRequest, limits: Limits) -> TrainRequest:
         chain_head=bounds.sha256(message.chain_head, "train_request.chain_head"),
         purpose=_purpose(message.purpose),
         config=_config(message.config),
+        announcement=bounds.blob(
+            message.announcement, MAX_ANNOUNCEMENT_BYTES, "train_request.announcement", 0
+        ),
     )
 
 

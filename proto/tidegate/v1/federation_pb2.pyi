@@ -152,7 +152,7 @@ class JobReply(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class TrainRequest(_message.Message):
-    __slots__ = ("job_id", "round", "version", "model_sha256", "model_size", "chain_head", "purpose", "config")
+    __slots__ = ("job_id", "round", "version", "model_sha256", "model_size", "chain_head", "purpose", "config", "announcement")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class TrainRequest(_message.Message):
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     round: int
     version: int
@@ -169,7 +170,8 @@ class TrainRequest(_message.Message):
     chain_head: bytes
     purpose: str
     config: bytes
-    def __init__(self, job_id: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., model_size: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., purpose: _Optional[str] = ..., config: _Optional[bytes] = ...) -> None: ...
+    announcement: bytes
+    def __init__(self, job_id: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., model_size: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., purpose: _Optional[str] = ..., config: _Optional[bytes] = ..., announcement: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("job_id", "round", "version", "epsilon_spent", "train_s", "exchange_s", "wait_s")

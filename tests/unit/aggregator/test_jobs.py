@@ -44,7 +44,8 @@ def reopen(tmp_path):
 
 
 def committed(previous, strategy=b"state", attempt=1):
-    model = next_version(previous, np.full(SPEC.length, previous.version + 1, np.float32))
+    values_D = np.full(SPEC.length, previous.version + 1, np.float32)
+    model = next_version(previous, values_D, f"announced with {previous.version}".encode())
     return CommittedRound(
         attempt=attempt,
         checkpoint=Checkpoint(model, strategy, model.version),
@@ -161,10 +162,11 @@ def test_unknown_job_and_bad_url_are_named(reopen, tmp_path):
 
 def test_chain_is_that_of_the_contract():
     head = hash_of("chain", JOB.job_id)
-    head = hash_of("version", head, 0, hashlib.sha256(MODEL.data).digest())
+    nothing, something = (hashlib.sha256(raw).digest() for raw in (b"", b"basis"))
+    head = hash_of("version", head, 0, hashlib.sha256(MODEL.data).digest(), nothing)
     assert MODEL.chain_head == head
-    after = next_version(MODEL, np.ones(SPEC.length, np.float32))
-    head = hash_of("version", head, 1, hashlib.sha256(after.data).digest())
+    after = next_version(MODEL, np.ones(SPEC.length, np.float32), b"basis")
+    head = hash_of("version", head, 1, hashlib.sha256(after.data).digest(), something)
     assert (after.version, after.chain_head) == (1, head)
     assert after.vector().dtype == np.dtype("<f4")
 

@@ -225,6 +225,16 @@ def test_a_version_that_does_not_continue_the_chain_is_refused(market):
     assert site.take(m.NotReady)[0].reason == Reason.EQUIVOCATION
 
 
+@pytest.mark.parametrize(("version", "number"), [(0, 1), (0, 2), (1, 2)])
+def test_what_a_version_announces_is_in_its_chain(market, version, number):
+    market.ask_to_train()
+    market.version = version
+    site = market.sites["bank-a"]
+    site.feed(market.train_request(round=number, announcement=b"another basis"))
+    assert site.take(m.NotReady)[0].reason == Reason.EQUIVOCATION
+    assert site.trained == 1
+
+
 def test_a_first_version_must_start_the_jobs_own_chain(market):
     site = market.sites["bank-a"]
     site.feed(market.train_request(chain_head=b"z" * 32))

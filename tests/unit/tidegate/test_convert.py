@@ -274,6 +274,7 @@ WRONG = [
     Wrong("train_request", "purpose", "train.a\n"),
     Wrong("train_request", "config", b"{}"),
     Wrong("train_request", "config", b" " * 65_537, BIG),
+    Wrong("train_request", "announcement", bytes((3 << 20) + 1), BIG),
     Wrong("roster", "bundles", [bundle(OTHER), bundle(SITE)]),
     Wrong("roster", "bundles", [bundle(SITE), bundle(SITE)]),
     Wrong("roster", "bundles", [bundle(bytes([n]) * 32) for n in range(6)], BIG),
