@@ -79,6 +79,9 @@ class JobForecast:
         epsilon_one_site: Of the job for a person in one site.
         epsilon_person: The same for one in ``person_sites``.
         budgets: Each budget of the data set; none where there is no ledger to charge.
+        local_steps: Steps of a round: all of them charged, whether or not they fit into a time box;
+            0 where a round is one sum of records.
+        time_box_s: How long the site trains in a round; None where it takes all steps.
     """
 
     job: str
@@ -95,6 +98,8 @@ class JobForecast:
     epsilon_one_site: float
     epsilon_person: float
     budgets: tuple[BudgetForecast, ...]
+    local_steps: int = 0
+    time_box_s: float | None = None
 
     @property
     def is_accepted(self) -> bool:
@@ -182,6 +187,8 @@ def forecast(site: SiteState, reading: JobReading, job: str, app_sha256: bytes) 
         epsilon_one_site=one,
         epsilon_person=several,
         budgets=budgets,
+        local_steps=0 if reading.job_file.local is None else reading.job_file.local.steps,
+        time_box_s=reading.job_file.round.time_box_s,
     )
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from edge_node.forecast import BudgetForecast, JobForecast
 from privacy.accounting.chain import TIER_CONDITIONAL, TIER_NONE
+from privacy.pipeline import Mode
 
 
 def print_forecast(shown: JobForecast) -> None:
@@ -40,6 +41,7 @@ def _job_lines(shown: JobForecast) -> list[tuple[str, str]]:
         ("mode", shown.mode),
         ("clip and noise", _tier_text(shown.tier)),
         ("charges planned", f"{shown.exchanges}{charged}"),
+        *_step_lines(shown),
     ]
     if shown.tier == TIER_NONE:
         return lines
@@ -52,6 +54,17 @@ def _job_lines(shown: JobForecast) -> list[tuple[str, str]]:
         several = f"ε ≤ {epsilon_text(shown.epsilon_person)} (the manifest's k_max)"
         lines.append((f"person in {shown.person_sites} sites", several))
     return lines
+
+
+def _step_lines(shown: JobForecast) -> list[tuple[str, str]]:
+    """Say how many steps a round has; a time box takes fewer, which makes nothing cheaper."""
+    if not shown.local_steps:
+        return []
+    if shown.time_box_s is None:
+        return [("local steps a round", str(shown.local_steps))]
+    charged = ", and so many are charged each time" if shown.mode == Mode.RECORD_LOCAL else ""
+    box = f"1 to {shown.local_steps}, as fit into {shown.time_box_s:g} s{charged}"
+    return [("local steps a round", box)]
 
 
 def _budget_lines(budget: BudgetForecast, shown: JobForecast) -> list[tuple[str, str]]:

@@ -23,6 +23,8 @@ from edge_node.rounds.contract import JobAtSite, LocalRound, RoundRequest
 from edge_node.rounds.local_dp import LocalDp
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
+from edge_node.trainer.step_batches import Batches
+from edge_node.trainer.time_box import TimeBox
 from edge_node.trainer.trainer import OnChunk, Trainer
 from privacy.decode import MeanDelta, decode_sum
 from privacy.errors import UsageError
@@ -142,10 +144,10 @@ class ScriptedApp:
             on_chunk(gradients_PD, metrics_PM, len(rows))
 
     async def local_steps(
-        self, model_D: Rows, batches: Sequence[Rows], _learning_rate: float
+        self, model_D: Rows, batches: Batches, _learning_rate: float, _box: TimeBox | None = None
     ) -> tuple[Rows, Rows]:
         """Do what `Trainer.local_steps` does: the model moves by the first row's "gradient"."""
-        gradients_PD, metrics_PM = self._records(model_D, batches[0])
+        gradients_PD, metrics_PM = self._records(model_D, next(iter(batches)))
         return model_D + gradients_PD[0], metrics_PM
 
 

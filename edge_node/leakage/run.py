@@ -165,6 +165,7 @@ async def _attack(
             "sites": sites,
             "records": records,
             "local_steps": steps_of(job.file, plan),
+            "time_boxed": job.file.round.time_box_s is not None,
             "learning_rate": None if job.file.local is None else job.file.local.learning_rate,
             "sizes": [len(part) for part in parts],
         }

@@ -42,12 +42,14 @@ def audit_key(
     """Name what an audit of a job at this site is of."""
     task = None if not isinstance(job.work, Task) else asdict(job.work)
     local = None if job.local is None else asdict(job.local)
-    terms = {
+    terms: dict[str, object] = {
         "task": task,
         "local": local,
         "records": records_of(job, manifest),
         "sites": manifest.min_survivors,
     }
+    if job.round.time_box_s is not None:
+        terms["time_boxed"] = True
     sent = plan.with_map_seed(bytes(32)).to_bytes()
     return AuditKey(
         app_sha256,
@@ -68,7 +70,7 @@ def records_of(job: JobFile, manifest: Manifest) -> int:
 
 
 def steps_of(job: JobFile, plan: EncodingPlan) -> int:
-    """Give how many local steps an update has behind it."""
+    """Give how many local steps an update has behind it; in a time-boxed round, at most."""
     if plan.mode is Mode.RECORD_DISTRIBUTED or job.local is None:
         return 1 if plan.local is None else plan.local.steps
     return job.local.steps

@@ -7,26 +7,32 @@ after a step's noise is post-processing: the optimizer, the further steps, the r
 sending (privacy.md, "record-local"). That holds for the task's own ``optimizer()`` because it runs
 in a second confined process that is never handed a record: the first one has seen them.
 
-All executed steps of an update are charged before the first one (`edge_node.steps`).
+All steps of an update are charged before the first one (`edge_node.steps`); in a time-boxed round
+that is the most that a site may take, never less than what it does take. The difference is then
+scaled to that number, which is post-processing too.
 
 Shapes: D = gradient coordinates, M = metrics, N = rows of a step, P = rows of a physical batch.
 """
 
 import asyncio
 import secrets
+import time
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
+from edge_node.rounds.plain_training import time_box
 from edge_node.rounds.row_draw import DrawnRows, RowDraw
+from edge_node.trainer.time_box import Clock
 from edge_node.trainer.trainer import Trainer
 from privacy.delta import take_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.local_noise import LocalNoise
 from privacy.local_steps import LocalStepAccumulator, NoisyStep
 from privacy.noise import NoisedUpdate
+from privacy.normalise import normalise_delta
 from privacy.pipeline import encode_delta
 from tidegate.confine.sandbox import SandboxReport
 
@@ -36,13 +42,20 @@ _SEED_BYTES = 32
 class LocalDp:
     """A round's noised local steps; see ``contract.LocalRound``."""
 
-    def __init__(self, job: JobAtSite, trainer: Trainer, optimiser: Trainer | None) -> None:
+    def __init__(
+        self,
+        job: JobAtSite,
+        trainer: Trainer,
+        optimiser: Trainer | None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         """Take the job and the confined processes.
 
         Args:
             job: Of mode record-local.
             trainer: Takes per-record gradients.
             optimiser: Steps the task's optimizer; None for plain descent by ``learning_rate``.
+            clock: Times a time box.
 
         Raises:
             UsageError: The job's unit is a user, and its column cannot tell users apart; or the
@@ -54,6 +67,7 @@ class LocalDp:
         self.job = job
         self.trainer = trainer
         self._optimiser = optimiser
+        self._clock = clock
         self._local: LocalNoise = local
         self._rate = rules.learning_rate or 0.0
         unit = job.job_file.privacy.unit
@@ -84,13 +98,18 @@ class LocalDp:
         accumulator = LocalStepAccumulator(plan)
         model_D = request.model_D
         metrics_M = np.zeros(plan.metrics_length)
-        for _ in range(self._local.steps):
+        taken, box = 0, time_box(self.job, self._clock)
+        if box is not None:
+            box.begin()
+        while taken < self._local.steps and not (taken and box is not None and box.is_over):
             step = await self._noised_step(accumulator, model_D)
             mean_D = (step.gradient_D / self._local.expected_batch).astype(np.float32)
             model_D = await self._stepped(model_D, mean_D)
             metrics_M += step.metric_sums_M
-        metrics_M /= self._local.expected_batch * self._local.steps
+            taken += 1
+        metrics_M /= self._local.expected_batch * taken
         delta = take_delta(self.job.spec, model_D, request.model_D)
+        delta = normalise_delta(delta, self._local.steps, taken)
         metrics = metrics_M.astype(np.float32) if plan.metrics_length else None
         return encode_delta(plan, delta, metrics)
 

@@ -27,7 +27,8 @@ def make_task_round(job: JobAtSite, task: Task, config: SiteConfig, app_folder: 
         app_folder: The unpacked app.
 
     Raises:
-        PeerError: POLICY: the site lacks a base model of the job.
+        PeerError: POLICY: the site lacks a base model of the job, or ends its app's requests before
+            the job's time box does.
         UsageError: The job's unit is a user, and its column cannot tell users apart.
     """
     mode, rules = job.plan.mode, job.job_file.local
@@ -35,11 +36,23 @@ def make_task_round(job: JobAtSite, task: Task, config: SiteConfig, app_folder: 
     if mode is Mode.RECORD_DISTRIBUTED:
         return RecordSums(job, task_trainer(job, task, config, app_folder, GRADIENTS))
     if mode is not Mode.RECORD_LOCAL:
+        _check_time_box(job, config)
         return PlainTraining(job, task_trainer(job, task, config, app_folder, STEPS))
     trainer = task_trainer(job, task, config, app_folder, GRADIENTS)
     # A process of its own, which never sees a record: see `edge_node.rounds.local_dp`.
     optimiser = task_trainer(job, task, config, app_folder, OPTIMISE) if own_optimiser else None
     return LocalDp(job, trainer, optimiser)
+
+
+def _check_time_box(job: JobAtSite, config: SiteConfig) -> None:
+    """Refuse a time box that the site's own limit on a request would cut short in every round."""
+    box_s, limit_s = job.job_file.round.time_box_s, config.trainer.time_limit_s
+    if box_s is not None and box_s >= limit_s:
+        raise PeerError(
+            Reason.POLICY,
+            f"the job's time box of {box_s:g} s does not fit into this site's [trainer]"
+            f" time_limit_s of {limit_s:g} s",
+        )
 
 
 def task_trainer(

@@ -53,9 +53,12 @@ class BatchPort:
     def batches(self, n_chunks: int) -> Iterator[tuple[int, int]]:
         """Yield each slot's number as the daemon fills it, and how many of its rows are real.
 
-        A slot counts as done, and is told to the daemon, when the next one is asked for.
+        A slot counts as done, and is told to the daemon, when the next one is asked for. There are
+        ``n_chunks`` of them, or fewer where the daemon says that it stops.
         """
         for _ in range(n_chunks):
             frame = self.receive()
+            if "stop" in frame:
+                return
             yield frame["chunk"], frame["rows"]
             self.send({"chunk": frame["chunk"]})

@@ -94,6 +94,10 @@ class Conversation:
         if frame != expected:
             raise TrainerFailure(_BROKEN, f"it said {frame!r} where {expected!r} was due")
 
+    async def stop(self) -> None:
+        """Say that no further batch comes, though fewer came than the first frame announced."""
+        await self._child.send({"stop": True})
+
     async def end(self) -> Reply:
         """Wait for the last frame of the request.
 

@@ -12,7 +12,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,8 @@ from edge_node.trainer.frames import GRADIENTS, OPTIMISE, STEPS, read_report
 from edge_node.trainer.health import HealthRules, MemoryWatch, Restarts
 from edge_node.trainer.plan import TrainerConfinement, TrainerJob, TrainerLimits, first_frame
 from edge_node.trainer.shared_memory import SLOTS, SharedLayout
+from edge_node.trainer.step_batches import Batches, take_steps
+from edge_node.trainer.time_box import TimeBox
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate.confine.sandbox import SandboxReport
@@ -140,7 +142,8 @@ class Trainer:
             TrainerFailure: The app raised, exceeded a limit or died; the process is gone.
             UsageError: An array does not fit the job.
         """
-        self._check_request(GRADIENTS, model_D, (rows_NW,))
+        self._check_request(GRADIENTS, model_D)
+        self._check_rows(rows_NW)
         batch = self._job.physical_batch
         n_chunks = -(-len(rows_NW) // batch)
         chunks = [rows_NW[k * batch : (k + 1) * batch] for k in range(n_chunks)]
@@ -161,41 +164,33 @@ class Trainer:
             await talk.end()
 
     async def local_steps(
-        self, model_D: Rows, batches: Sequence[Rows], learning_rate: float
+        self, model_D: Rows, batches: Batches, learning_rate: float, box: TimeBox | None = None
     ) -> tuple[Rows, Rows]:
         """Take one gradient step a batch on the mean loss, modes ``none`` and ``site`` only.
 
         Args:
             model_D: The model version to start from, shape (D,).
-            batches: Each of shape (n, W), 1 <= n <= physical_batch.
+            batches: Each of shape (n, W), 1 <= n <= physical_batch; iterated once.
             learning_rate: Of plain descent, finite and positive; not used with `own_optimiser`.
+            box: Ends the steps before the batches do; None takes all of them.
 
         Returns:
-            Copies of the new parameters, shape (D,), and of each batch's metrics, averaged over
-            its records before its step, shape (batches, M). Neither is checked to be finite: the
-            clip does.
+            Copies of the new parameters, shape (D,), and of the metrics of each step that was
+            taken, averaged over its records before the step, shape (K, M). Neither is checked to be
+            finite: the clip does.
 
         Raises:
             TrainerFailure: The app raised, exceeded a limit or died; the process is gone.
             UsageError: An argument does not fit the job.
         """
-        self._check_request(STEPS, model_D, batches)
+        self._check_request(STEPS, model_D)
         if not (math.isfinite(learning_rate) and learning_rate > 0) and not self._job.own_optimiser:
             raise UsageError(f"a learning rate must be finite and positive, not {learning_rate}")
-        if any(not 1 <= len(rows) <= self._job.physical_batch for rows in batches):
-            raise UsageError(f"a batch must have 1 to {self._job.physical_batch} rows")
-        metrics_KM = np.empty((len(batches), self._job.metrics_length), np.float32)
         frame = {"action": STEPS, "chunks": len(batches), "learning_rate": float(learning_rate)}
         async with self.conversation() as talk:
             await talk.begin(frame, model_D)
-            for k in range(min(SLOTS, len(batches))):
-                await talk.put(k, batches[k])
-            for k, rows_nW in enumerate(batches):
-                await talk.wait(k)
-                metrics_nM = talk.arrays.slots[k % SLOTS].metrics_PM[: len(rows_nW)]
-                np.mean(metrics_nM, axis=0, out=metrics_KM[k])
-                if k + SLOTS < len(batches):
-                    await talk.put(k + SLOTS, batches[k + SLOTS])
+            checked, length = self._checked(batches), self._job.metrics_length
+            metrics_KM = await take_steps(talk, checked, len(batches), length, box)
             await talk.end()
             return talk.arrays.model_D.copy(), metrics_KM
 
@@ -217,7 +212,7 @@ class Trainer:
                 optimizer's state is gone.
             UsageError: An argument does not fit the job.
         """
-        self._check_request(OPTIMISE, model_D, ())
+        self._check_request(OPTIMISE, model_D)
         self._job.spec.check(gradient_D)
         async with self.conversation() as talk:
             np.copyto(talk.arrays.slots[0].gradients_PD[0], gradient_D)
@@ -325,17 +320,26 @@ class Trainer:
         if child is not None:
             await child.end()
 
-    def _check_request(self, action: str, model_D: Rows, tables: Sequence[Rows]) -> None:
+    def _checked(self, batches: Batches) -> Iterator[Rows]:
+        """Give batches of local steps on, each looked at first."""
+        for rows_nW in batches:
+            self._check_rows(rows_nW)
+            if not 1 <= len(rows_nW) <= self._job.physical_batch:
+                raise UsageError(f"a batch must have 1 to {self._job.physical_batch} rows")
+            yield rows_nW
+
+    def _check_request(self, action: str, model_D: Rows) -> None:
         if self._job.serves != action:
             raise UsageError(f"this trainer serves requests for {self._job.serves}, not {action}")
         self._job.spec.check(model_D)
+
+    def _check_rows(self, rows_NW: Rows) -> None:
         width = self._job.schema.width
-        for rows_NW in tables:
-            if rows_NW.dtype != np.float32 or rows_NW.shape[1:] != (width,):
-                raise UsageError(
-                    f"rows must be float32 of shape (N, {width}), "
-                    f"not {rows_NW.dtype} of shape {rows_NW.shape}"
-                )
+        if rows_NW.dtype != np.float32 or rows_NW.shape[1:] != (width,):
+            raise UsageError(
+                f"rows must be float32 of shape (N, {width}), "
+                f"not {rows_NW.dtype} of shape {rows_NW.shape}"
+            )
 
 
 def _check_architecture(named: str, found: object) -> None:

@@ -87,7 +87,7 @@ def error_std(scene: Scene, sites: int) -> float:
     variance = sites * (plan.noise_variance + 1 / 12) / plan.scale**2
     if plan.local is not None:
         step = plan.noise_multiplier * plan.local.clip / plan.local.expected_batch
-        variance += sites * recipe.steps * (recipe.rate * step) ** 2
+        variance += sites * recipe.steps * (recipe.factor * recipe.rate * step) ** 2
     return math.sqrt(variance)
 
 
@@ -187,7 +187,7 @@ def _noised_steps(scene: Scene, batch: Batch, seeds: _Seeds) -> Tensor:
         noised = accumulator.finish(seeds.of("step", step))
         mean_D = torch.from_numpy(noised.gradient_D / recipe.divisor).float().to(scene.device)
         parameters = [p.detach() for p in descent(parameters, list(scene.placed(mean_D).values()))]
-    return flatten(parameters) - flatten(scene.parameters)
+    return (flatten(parameters) - flatten(scene.parameters)) * recipe.factor
 
 
 def _beside(

@@ -43,6 +43,8 @@ class Scene:
             of the site's records, which gives most away.
         learning_rate: Of plain descent; None where ``optimiser`` takes the steps.
         optimiser: Makes the optimizer of local steps; None for plain descent.
+        nominal_steps: What a delta of ``local_steps`` is scaled to: a time-boxed round's cap; 0
+            where every site takes ``local_steps``.
 
     Raises:
         UsageError: The parts do not fit each other.
@@ -58,6 +60,7 @@ class Scene:
     local_steps: int = 1
     learning_rate: float | None = None
     optimiser: OptimiserMaker | None = field(default=None, repr=False)
+    nominal_steps: int = 0
 
     def __post_init__(self) -> None:
         if not self.fields:
@@ -70,13 +73,21 @@ class Scene:
         if stepping and (self.learning_rate is None) == (self.optimiser is None):
             raise UsageError("local steps need either a learning rate or an optimiser")
         local = self.plan.local
-        if local is not None and local.steps != self.local_steps:
-            raise UsageError(f"the plan has {local.steps} local steps, not {self.local_steps}")
+        most = self.nominal_steps or self.local_steps
+        if local is not None and local.steps != most:
+            raise UsageError(f"the plan has {local.steps} local steps, not {most}")
+        if most < self.local_steps:
+            raise UsageError(f"a site takes at most {most} steps, not {self.local_steps}")
         known = dict(self.model.named_parameters())
         for tensor in self.spec.tensors:
             found = known.get(tensor.name)
             if found is None or tuple(found.shape) != tensor.shape:
                 raise UsageError(f"the model has no parameter {tensor.name!r} of {tensor.shape}")
+
+    @property
+    def step_factor(self) -> float:
+        """Return what a delta is multiplied by before the clip; public within its range."""
+        return (self.nominal_steps or self.local_steps) / self.local_steps
 
     @cached_property
     def device(self) -> torch.device:

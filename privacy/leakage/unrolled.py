@@ -35,6 +35,7 @@ class Recipe:
         update_clip: Bound on the whole vector; infinite where there is none.
         rate: Of plain descent.
         optimiser: Takes the steps instead; or None.
+        factor: What the difference is multiplied by before its clip.
     """
 
     steps: int
@@ -43,6 +44,7 @@ class Recipe:
     update_clip: float
     rate: float
     optimiser: OptimiserMaker | None
+    factor: float = 1.0
 
 
 def recipe_of(scene: Scene) -> Recipe:
@@ -54,11 +56,12 @@ def recipe_of(scene: Scene) -> Recipe:
     plan = scene.plan
     if plan.mode is Mode.RECORD_DISTRIBUTED:
         return Recipe(1, plan.clip_gradient, 1.0, math.inf, 1.0, None)
-    steps, rate = scene.local_steps, scene.learning_rate or 0.0
+    steps, rate, factor = scene.local_steps, scene.learning_rate or 0.0, scene.step_factor
     if plan.local is not None:
         clip, divisor = plan.local.clip_gradient, plan.local.expected_batch
-        return Recipe(steps, clip, divisor, plan.clip_gradient, rate, scene.optimiser)
-    return Recipe(steps, math.inf, scene.records, plan.clip_gradient, rate, scene.optimiser)
+        return Recipe(steps, clip, divisor, plan.clip_gradient, rate, scene.optimiser, factor)
+    bound = plan.clip_gradient
+    return Recipe(steps, math.inf, scene.records, bound, rate, scene.optimiser, factor)
 
 
 def clip_shares(norms_B: Tensor, bound: float) -> Tensor:
@@ -121,7 +124,7 @@ class SiteUpdate:
                 total, held, create_graph=True, allow_unused=True, materialize_grads=True
             )
             parameters = descent(held, gradients)
-        update_D = flatten(parameters) - flatten(start)
+        update_D = (flatten(parameters) - flatten(start)) * recipe.factor
         if math.isinf(recipe.update_clip):
             return update_D
         norm = (update_D.square().sum() + _TINY**2).sqrt()

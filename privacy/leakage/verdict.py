@@ -8,7 +8,7 @@ Shapes: N = records shown, L = tokens, W = numbers of a row, K = labels.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -239,6 +239,25 @@ def report_of(findings: Iterable[Finding]) -> Report:
     if not applied:
         return Report(found, worst, "no attack applied, so nothing was shown")
     return Report(found, worst, f"{worst} by {', '.join(dict.fromkeys(deciding))}")
+
+
+def worst_of(reports: Sequence[Report]) -> Report:
+    """Keep, of several audits of one job, the worst finding of each attack on each exposure.
+
+    Args:
+        reports: Of what a site may send in different circumstances; at least one.
+    """
+    worst: dict[tuple[str, str, Exposure], Finding] = {}
+    for finding in (finding for report in reports for finding in report.findings):
+        key = (finding.attack, finding.title, finding.exposure)
+        if key not in worst or _badness(finding) > _badness(worst[key]):
+            worst[key] = finding
+    return report_of(worst.values())
+
+
+def _badness(finding: Finding) -> tuple[int, float]:
+    """Order findings: by verdict, then by how far above the guess without data."""
+    return finding.verdict.rank, finding.score - finding.baseline
 
 
 def _rank(verdict: Verdict) -> int:

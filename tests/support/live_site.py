@@ -74,7 +74,7 @@ class FakeTrainer:
         gradients = np.full((len(rows_NC), self.job.spec.length), 0.01, np.float32)
         on_chunk(gradients, np.zeros((len(rows_NC), 0), np.float32), len(rows_NC))
 
-    async def local_steps(self, model_D, batches, learning_rate):
+    async def local_steps(self, model_D, batches, learning_rate, _box=None):
         await asyncio.sleep(0)
         metrics_KM = np.zeros((len(batches), self.job.metrics_length), np.float32)
         return model_D - np.float32(learning_rate * 0.01), metrics_KM

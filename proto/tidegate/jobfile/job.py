@@ -105,11 +105,16 @@ class Strategy:
 
 @dataclass(frozen=True)
 class RoundRules:
-    """When the aggregator cuts a cohort, and how often it tries a round."""
+    """When the aggregator cuts a cohort, how often it tries a round, and how long sites train.
+
+    ``time_box_s`` is None where each site takes all of its local steps; else it stops after so many
+    seconds, and [local] steps is the most that it takes and what its delta is scaled to.
+    """
 
     target_sites: int
     deadline_s: float
     max_attempts: int
+    time_box_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,7 @@ class JobFile:
         _check_metrics(top, work, metrics, evaluation_metrics)
         privacy = read_privacy(top, work, metrics.length)
         local = _read_local(top, work, privacy.mode)
-        rules = _read_round(top)
+        rules = _read_round(top, work, privacy.mode)
         return cls(
             name=job.text("name", _NAME, _NAME_RULE),
             dataset=job.text("dataset", _DATASET, _DATASET_RULE),
@@ -336,10 +341,37 @@ def _read_strategy(top: Table, work: Work) -> Strategy | None:
     return Strategy(name, {key: options.number(key, spans[key]) for key in options.fields})
 
 
-def _read_round(top: Table) -> RoundRules:
-    table = top.table("round", ("target_sites", "deadline_s", "max_attempts"))
+def _read_round(top: Table, work: Work, mode: str) -> RoundRules:
+    table = top.table("round", ("target_sites", "deadline_s", "max_attempts", "time_box_s"))
+    deadline_s = table.number("deadline_s", Span(0.1, 604_800), 60.0)
     return RoundRules(
         target_sites=table.whole("target_sites", Span(2, MAX_SITES)),
-        deadline_s=table.number("deadline_s", Span(0.1, 604_800), 60.0),
+        deadline_s=deadline_s,
         max_attempts=table.whole("max_attempts", Span(1, 100), 5),
+        time_box_s=_read_time_box(table, work, mode, deadline_s),
     )
+
+
+def _read_time_box(table: Table, work: Work, mode: str, deadline_s: float) -> float | None:
+    """Read the time that each site trains for: only where Tidegate itself takes several steps."""
+    key = "time_box_s"
+    if not table.has(key):
+        return None
+    if isinstance(work, FlowerApp):
+        why = "a Flower app trains by itself, so nobody here counts its steps"
+        hint = "give it its time in [flower] train_config and let it scale its own update"
+        raise table.bad(key, f"must be absent: {why}; {hint}")
+    if not isinstance(work, Task):
+        raise table.bad(key, "must be absent: this work takes no local steps")
+    if mode == RECORD_DISTRIBUTED:
+        raise table.bad(
+            key,
+            f"must be absent in mode {mode!r}: a round there is one step, taken at a published"
+            " model version; further steps would carry records past the accounting",
+        )
+    time_box_s = table.number(key, Span(0, 604_800, open_low=True))
+    if deadline_s <= time_box_s:
+        raise table.bad(
+            key, f"must be less than deadline_s, {deadline_s:g}: no site would be ready in time"
+        )
+    return time_box_s

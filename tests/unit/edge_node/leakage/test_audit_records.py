@@ -6,6 +6,7 @@ import hashlib
 import pytest
 
 from edge_node.boot_key import BootKey
+from edge_node.leakage.attacks import step_counts
 from edge_node.leakage.records import (
     AuditRecord,
     NotAuditedError,
@@ -123,6 +124,15 @@ def key_of(toml=None, app=b"a" * 32, schema=SCHEMA, manifest=MANIFEST, seed=b"m"
 def test_names_and_public_seeds_are_no_part_of_what_is_audited():
     renamed = job_toml(privacy=RECORD, rounds=9, deadline=5.0).replace(b"credit test", b"other")
     assert key_of() == key_of(renamed) == key_of(seed=b"n" * 32)
+
+
+def test_a_time_boxed_job_is_another_one_and_is_attacked_at_its_fewest_and_most_steps():
+    toml = job_toml()
+    boxed = toml.replace(b"[round]", b"[round]\ntime_box_s = 0.5")
+    assert key_of(toml) != key_of(boxed)
+    assert step_counts(4, time_boxed=True) == (1, 4)
+    assert step_counts(4, time_boxed=False) == (4,)
+    assert step_counts(1, time_boxed=True) == (1,)
 
 
 def test_whatever_changes_what_is_sent_is_part_of_it():

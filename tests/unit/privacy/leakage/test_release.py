@@ -65,6 +65,21 @@ def test_without_noise_the_prediction_is_what_is_observed(privacy, exposure):
     torch.testing.assert_close(predicted(release), release.observed_D, atol=2e-6, rtol=1e-3)
 
 
+@pytest.mark.parametrize("taken", [1, 3])
+@pytest.mark.parametrize("clip", [0.1, 10.0])
+def test_a_time_boxed_update_is_unrolled_with_its_factor_before_its_clip(taken, clip):
+    whole = table_job(Privacy(steps=4, clip=clip), records=3)
+    scene = dataclasses.replace(whole, local_steps=taken, nominal_steps=4)
+    release = released(scene)
+    torch.testing.assert_close(predicted(release), release.observed_D, atol=2e-6, rtol=1e-3)
+    alone = SiteUpdate(dataclasses.replace(whole, local_steps=taken), clip_update=False)
+    moved_D = alone(release.batch).detach() * 4 / taken
+    moved_D *= min(1.0, clip / float(moved_D.norm()))
+    torch.testing.assert_close(release.observed_D.float(), moved_D, atol=2e-6, rtol=1e-3)
+    with pytest.raises(UsageError, match="at most 4 steps"):
+        dataclasses.replace(whole, local_steps=5, nominal_steps=4)
+
+
 @pytest.mark.parametrize("make", OPTIMISERS.values(), ids=OPTIMISERS)
 def test_steps_of_the_tasks_own_optimiser_are_unrolled(make):
     scene = table_job(Privacy(steps=3, clip=10.0), records=3, optimiser=make)

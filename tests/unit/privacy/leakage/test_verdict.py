@@ -23,6 +23,7 @@ from privacy.leakage.verdict import (
     not_applicable,
     report_of,
     summary,
+    worst_of,
 )
 
 NOTHING = -math.inf
@@ -138,3 +139,18 @@ def test_neither_repr_nor_summary_shows_a_record():
 def test_a_summary_is_json_even_where_an_attack_did_not_apply():
     told = summary(report_of([missing(Exposure.ALONE)]))
     assert json.loads(json.dumps(told, allow_nan=False))["findings"][0]["score"] is None
+
+
+def test_of_several_audits_the_worst_finding_of_each_attack_stands():
+    def scored(verdict, score, exposure=Exposure.ALONE):
+        return Finding("A3", "t", exposure, Metric.PSNR, score, 10.0, verdict, "r")
+
+    few = report_of([scored(Verdict.FAIL, 30.0), scored(Verdict.PASS, 10.0, Exposure.SUM)])
+    most = report_of([scored(Verdict.PASS, 9.0), scored(Verdict.PASS, 11.0, Exposure.SUM)])
+    for reports in ([few, most], [most, few]):
+        worst = worst_of(reports)
+        assert worst.verdict is Verdict.FAIL
+        assert [finding.score for finding in worst.findings] == [30.0, 11.0]
+    none = report_of([missing(Exposure.ALONE), scored(Verdict.PASS, 10.0, Exposure.SUM)])
+    assert worst_of([none, most]).findings[0].verdict is Verdict.PASS
+    assert worst_of([most]) == most
