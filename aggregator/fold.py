@@ -100,8 +100,7 @@ class Fold:
             chunk = packed.read_at(begin * self._bits // 8, size)
             target = self._sum_d[begin : begin + count]
             if target.device.type == "cpu":
-                total = target.numpy().view(np.uint32)
-                np.add(total, ring.unpack(chunk, count, self._bits), out=total)
+                ring.add_packed(target.numpy().view(np.uint32), chunk, self._bits)
             else:
                 target += unpack_on_device(chunk, count, self._bits, target.device)
         self._updates += 1

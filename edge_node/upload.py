@@ -15,8 +15,7 @@ import numpy as np
 from edge_node.link import Link
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
-from privacy.ring import pack
-from privacy.secagg.masking import mask
+from privacy.secagg.masking import mask_and_pack
 from privacy.secagg.messages import MaskTerm
 from tidegate import convert
 from tidegate.refusals import is_passing, peer_error_of
@@ -33,7 +32,7 @@ _RETRY_S = 0.5
 class MaskedBytes:
     """A masked update as it goes over the wire: exactly B bits a value."""
 
-    data: bytes
+    data: bytes | memoryview
     sha256: bytes
 
 
@@ -85,7 +84,7 @@ async def send_update(
 
 
 def _mask(update: NoisedUpdate, terms: tuple[MaskTerm, ...], ring_bits: int) -> MaskedBytes:
-    data = pack(mask(update, terms, ring_bits).values_d, ring_bits)
+    data = mask_and_pack(update, terms, ring_bits)
     return MaskedBytes(data, hashlib.sha256(data).digest())
 
 

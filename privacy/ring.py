@@ -8,18 +8,15 @@ they are refused: one value has one encoding, so equal digests mean equal vector
 Shapes: d = values of one vector.
 """
 
-import math
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.kernels.compiled import loops_for
+from privacy.kernels.packing import CHUNK, pack_into, unpack_into
 
 MIN_BITS = 8
 MAX_BITS = 32
-_WORD = 64
-_CHUNK = 1 << 15  # values at once, a whole number of groups: the working arrays stay in cache
 
 
 def check_bits(bits: int) -> None:
@@ -81,22 +78,9 @@ def pack(values_d: NDArray[np.uint32], bits: int) -> bytes:
         bits: Bit width B, 8 to 32.
     """
     check_bits(bits)
+    packed = np.empty(packed_length(values_d.size, bits), dtype=np.uint8)
     values_d = np.ascontiguousarray(values_d, dtype="<u4")
-    if bits == MAX_BITS:
-        return values_d.tobytes()
-    length = packed_length(values_d.size, bits)
-    packed = np.empty(length, dtype=np.uint8)
-    if bits % 8 == 0:
-        width = bits // 8
-        source = values_d.view(np.uint8).reshape(-1, 4)
-        target = packed.reshape(-1, width)
-        for column in range(width):  # byte by byte: numpy copies rows of two to four bytes slowly
-            target[:, column] = source[:, column]
-        return packed.tobytes()
-    for begin in range(0, values_d.size, _CHUNK):
-        chunk = _pack_words(values_d[begin : begin + _CHUNK], bits).view(np.uint8)
-        offset = begin * bits // 8
-        packed[offset : offset + chunk.size] = chunk[: length - offset]
+    pack_into(packed, values_d, bits, loops_for(values_d.size))
     return packed.tobytes()
 
 
@@ -111,6 +95,41 @@ def unpack(packed: bytes | memoryview, count: int, bits: int) -> NDArray[np.uint
     Raises:
         PeerError: MALFORMED: the length is not that of `count` values, or a padding bit is set.
     """
+    packed_b = check_packed(packed, count, bits)
+    values_d = np.empty(count, dtype="<u4")
+    unpack_into(values_d, packed_b, bits, loops_for(count))
+    return values_d
+
+
+def add_packed(total_d: NDArray[np.uint32], packed: bytes | memoryview, bits: int) -> None:
+    """Add ring values from their packed form, modulo 2^32.
+
+    Args:
+        total_d: Added to, contiguous, shape (d,).
+        packed: What `pack` wrote of as many values; it comes from the other side.
+        bits: Bit width B, 8 to 32.
+
+    Raises:
+        PeerError: As `unpack`; nothing has been added then.
+    """
+    packed_b = check_packed(packed, total_d.size, bits)
+    loops = loops_for(total_d.size)
+    values_s = np.empty(min(CHUNK, total_d.size), dtype="<u4")
+    for begin in range(0, total_d.size, CHUNK):
+        total_s = total_d[begin : begin + CHUNK]
+        fresh_s = values_s[: total_s.size]
+        offset = begin * bits // 8
+        source = packed_b[offset : offset + packed_length(total_s.size, bits)]
+        unpack_into(fresh_s, source, bits, loops)
+        np.add(total_s, fresh_s, out=total_s)
+
+
+def check_packed(packed: bytes | memoryview, count: int, bits: int) -> NDArray[np.uint8]:
+    """Refuse bytes that are not the one packed form of some values, and give them as an array.
+
+    Raises:
+        PeerError: MALFORMED: the length is not that of `count` values, or a padding bit is set.
+    """
     length = packed_length(count, bits)
     if len(packed) != length:
         message = f"{count} values of {bits} bits take {length} bytes, received {len(packed)}"
@@ -119,68 +138,4 @@ def unpack(packed: bytes | memoryview, count: int, bits: int) -> NDArray[np.uint
     if padding and packed[-1] >> (8 - padding):
         message = f"the last {padding} bits of a packed vector must be zero"
         raise PeerError(Reason.MALFORMED, message)
-    source = np.frombuffer(packed, dtype=np.uint8)
-    if bits % 8 == 0:
-        width = bits // 8
-        values_d = np.zeros(count, dtype="<u4")
-        target = values_d.view(np.uint8).reshape(-1, 4)
-        for column in range(width):
-            target[:, column] = source.reshape(-1, width)[:, column]
-        return values_d
-    values_d = np.empty(count, dtype="<u4")
-    for begin in range(0, count, _CHUNK):
-        size = min(_CHUNK, count - begin)
-        offset = begin * bits // 8
-        _unpack_words(source[offset : offset + packed_length(size, bits)], bits, values_d[begin:])
-    return values_d
-
-
-def _group(bits: int) -> tuple[int, int]:
-    """Give the fewest values that fill whole 64-bit words, and how many words they fill."""
-    common = math.gcd(bits, _WORD)
-    return _WORD // common, bits // common
-
-
-def _places(bits: int) -> Iterator[tuple[int, int, int]]:
-    """Say for each value of a group its first word, its shift there, and the bits left over."""
-    for index in range(_group(bits)[0]):
-        word, shift = divmod(index * bits, _WORD)
-        yield word, shift, max(0, shift + bits - _WORD)
-
-
-def _pack_words(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint64]:
-    """Pack values, filled up with zeros to whole groups, into 64-bit words."""
-    per_group, words_per_group = _group(bits)
-    groups = -(-values.size // per_group)
-    # Value-major: each step below then runs over contiguous memory.
-    columns = np.zeros((per_group, groups), dtype="<u8")
-    whole = values.size // per_group
-    columns[:, :whole] = values[: whole * per_group].reshape(whole, per_group).T
-    if whole < groups:
-        rest = values[whole * per_group :]
-        columns[: rest.size, whole] = rest
-    columns &= np.uint64((1 << bits) - 1)
-    words = np.zeros((words_per_group, groups), dtype="<u8")
-    for index, (word, shift, over) in enumerate(_places(bits)):
-        words[word] |= columns[index] << np.uint64(shift)
-        if over:
-            words[word + 1] |= columns[index] >> np.uint64(bits - over)
-    return np.ascontiguousarray(words.T).reshape(-1)
-
-
-def _unpack_words(packed: NDArray[np.uint8], bits: int, values: NDArray[np.uint32]) -> None:
-    """Unpack the first values of a vector, as many as the packed bytes hold, into `values`."""
-    per_group, words_per_group = _group(bits)
-    count = min(packed.size * 8 // bits, values.size)
-    groups = -(-count // per_group)
-    flat = np.zeros(groups * words_per_group * 8, dtype=np.uint8)
-    flat[: packed.size] = packed
-    words = np.ascontiguousarray(flat.view("<u8").reshape(groups, words_per_group).T)
-    columns = np.empty((groups, per_group), dtype="<u4")
-    mask = np.uint64((1 << bits) - 1)
-    for index, (word, shift, over) in enumerate(_places(bits)):
-        value = words[word] >> np.uint64(shift)
-        if over:
-            value |= words[word + 1] << np.uint64(_WORD - shift)
-        columns[:, index] = value & mask
-    values[:count] = columns.reshape(-1)[:count]
+    return np.frombuffer(packed, dtype=np.uint8)

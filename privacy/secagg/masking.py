@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from privacy.errors import UsageError
+from privacy.kernels.compiled import loops_for
+from privacy.kernels.packing import pack_into
 from privacy.noise import NoisedUpdate
-from privacy.ring import check_bits, reduce_in_place
+from privacy.ring import check_bits, packed_length, reduce_in_place
 from privacy.secagg.messages import MaskTerm
-from privacy.secagg.prg import Words, add_keystreams
+from privacy.secagg.prg import CHUNK_WORDS, MaskStreams, Words, add_keystreams
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,15 +43,53 @@ def mask(update: NoisedUpdate, terms: Sequence[MaskTerm], ring_bits: int) -> Mas
     Raises:
         UsageError: There is no term (the vector would leave bare), or an argument is malformed.
     """
+    _check_update(update, terms, ring_bits)
+    # The cast keeps the low 32 bits of the two's complement: reduction modulo 2^32, one copy.
+    masked_d = update.vector_D.astype(np.uint32, order="C", copy=True)
+    apply_terms(masked_d, terms)
+    return MaskedUpdate(reduce_in_place(masked_d, ring_bits), ring_bits)
+
+
+def mask_and_pack(update: NoisedUpdate, terms: Sequence[MaskTerm], ring_bits: int) -> memoryview:
+    """Mask an update and write it as it travels: ``ring.pack`` of what `mask` gives.
+
+    Chunk by chunk, so that no vector but the packed one is made, and the integers without all
+    their masks never leave one small buffer.
+
+    Args:
+        update: As for `mask`.
+        terms: As for `mask`.
+        ring_bits: B of the attempt's plan, 8..32.
+
+    Returns:
+        Exactly B bits a value; a buffer of its own, kept by nobody else.
+
+    Raises:
+        UsageError: As `mask`.
+    """
+    _check_update(update, terms, ring_bits)
+    vector_D = update.vector_D
+    loops = loops_for(vector_D.size)
+    streams = MaskStreams([(term.key, term.sign) for term in terms])
+    packed_b = np.empty(packed_length(vector_D.size, ring_bits), dtype=np.uint8)
+    masked_s = np.empty(min(CHUNK_WORDS, vector_D.size), dtype=np.uint32)
+    for begin in range(0, vector_D.size, CHUNK_WORDS):
+        source_s = vector_D[begin : begin + CHUNK_WORDS]
+        chunk_s = masked_s[: source_s.size]
+        np.copyto(chunk_s, source_s, casting="unsafe")  # the low 32 bits, as in `mask`
+        streams.add_next(chunk_s)
+        offset = begin * ring_bits // 8
+        target = packed_b[offset : offset + packed_length(chunk_s.size, ring_bits)]
+        pack_into(target, chunk_s, ring_bits, loops)
+    return packed_b.data
+
+
+def _check_update(update: NoisedUpdate, terms: Sequence[MaskTerm], ring_bits: int) -> None:
     if not terms:
         raise UsageError("refusing to mask an update with no terms: it would leave in the clear")
     check_bits(ring_bits)
     if update.vector_D.ndim != 1 or update.vector_D.dtype.kind not in "iu":
         raise UsageError("an update to mask is a vector of integers")
-    # The cast keeps the low 32 bits of the two's complement: reduction modulo 2^32, one copy.
-    masked_d = update.vector_D.astype(np.uint32, order="C", copy=True)
-    apply_terms(masked_d, terms)
-    return MaskedUpdate(reduce_in_place(masked_d, ring_bits), ring_bits)
 
 
 def unmask(sum_d: Words, terms: Sequence[MaskTerm], ring_bits: int, offset: int = 0) -> None:

@@ -19,16 +19,49 @@ Words = npt.NDArray[np.uint32]
 WORDS_PER_BLOCK = 4
 """One AES block is four words: a chunk may start at any multiple of it (16 bytes)."""
 
-_CHUNK_WORDS = 1 << 15
+CHUNK_WORDS = 1 << 15
 """128 KiB: keystream, its text and a slice of the sum stay in the second-level cache together."""
 
 _LITTLE = np.dtype("<u4")
 
 
+class MaskStreams:
+    """Keystreams that pass over a vector together, chunk by chunk, so that sums stay in the cache.
+
+    Keystreams go through one buffer that is gone with this object: what masked one vector is never
+    in memory that another one's is made in.
+    """
+
+    def __init__(self, keyed: Sequence[tuple[bytes, int]], offset: int = 0) -> None:
+        """Open the streams.
+
+        Args:
+            keyed: Keys of 32 bytes, each with its sign: +1 adds, -1 subtracts.
+            offset: Coordinate at which the first chunk starts, a multiple of 4.
+
+        Raises:
+            UsageError: An argument is not as above.
+        """
+        self._streams = [(_open_stream(key, offset), _operation(sign)) for key, sign in keyed]
+        self._buffer = bytearray()
+
+    def add_next(self, chunk_s: Words) -> None:
+        """Add every stream's next words in place, modulo 2^32.
+
+        Args:
+            chunk_s: Contiguous uint32; a multiple of 4 long, but for the last one.
+        """
+        if len(self._buffer) < 4 * chunk_s.size + SLACK_BYTES:
+            self._buffer = bytearray(4 * chunk_s.size + SLACK_BYTES)
+        view = memoryview(self._buffer)
+        fresh_s = np.frombuffer(self._buffer, dtype=_LITTLE, count=chunk_s.size)
+        for stream, operation in self._streams:
+            stream.read_into(view, 4 * chunk_s.size)
+            operation(chunk_s, fresh_s, out=chunk_s)
+
+
 def add_keystreams(acc_d: Words, keyed: Sequence[tuple[bytes, int]], offset: int = 0) -> None:
     """Add (sign +1) or subtract (sign -1) keystreams in place, modulo 2^32.
-
-    All streams pass over one chunk before the next one, so that the sums stay in the cache.
 
     Args:
         acc_d: A vector or a slice of it, contiguous uint32.
@@ -40,17 +73,9 @@ def add_keystreams(acc_d: Words, keyed: Sequence[tuple[bytes, int]], offset: int
     """
     if acc_d.dtype != np.uint32 or acc_d.ndim != 1 or not acc_d.flags.c_contiguous:
         raise UsageError("masks are added to a contiguous vector of uint32")
-    streams = [(_open_stream(key, offset), _operation(sign)) for key, sign in keyed]
-    size = min(_CHUNK_WORDS, acc_d.size)
-    buffer = bytearray(4 * size + SLACK_BYTES)
-    view = memoryview(buffer)
-    stream_s = np.frombuffer(buffer, dtype=_LITTLE, count=size)
-    for start in range(0, acc_d.size, _CHUNK_WORDS):
-        chunk_s = acc_d[start : start + _CHUNK_WORDS]
-        fresh_s = stream_s[: chunk_s.size]
-        for stream, operation in streams:
-            stream.read_into(view, 4 * chunk_s.size)
-            operation(chunk_s, fresh_s, out=chunk_s)
+    streams = MaskStreams(keyed, offset)
+    for start in range(0, acc_d.size, CHUNK_WORDS):
+        streams.add_next(acc_d[start : start + CHUNK_WORDS])
 
 
 def keystream(key: bytes, length: int, ring_bits: int) -> Words:

@@ -5,6 +5,7 @@ import pytest
 
 from privacy import ring
 from privacy.errors import UsageError
+from privacy.kernels.packing import CHUNK
 from tests.support.ring_values import reduce_to_ring
 
 
@@ -30,14 +31,14 @@ def test_bit_widths_outside_the_protocol_are_refused(bits):
 
 @pytest.mark.parametrize("bits", [9, 17, 20, 24, 31])
 def test_packing_across_chunk_borders(bits):
-    count = ring._CHUNK + 65
+    count = CHUNK + 65
     values = reduce_to_ring(np.arange(count, dtype=np.int64) * 2654435761, bits)
     packed = ring.pack(values, bits)
     assert len(packed) == ring.packed_length(count, bits)
     assert np.array_equal(ring.unpack(packed, count, bits), values)
-    # Value ring._CHUNK stands where the format says, whatever the chunks are.
+    # Value CHUNK stands where the format says, whatever the chunks are.
     whole = int.from_bytes(packed, "little")
-    assert (whole >> (bits * ring._CHUNK)) % 2**bits == int(values[ring._CHUNK])
+    assert (whole >> (bits * CHUNK)) % 2**bits == int(values[CHUNK])
 
 
 def test_packing_drops_upper_bits_instead_of_spilling_them():

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from privacy import ring
 from privacy.errors import UsageError
 from privacy.noise import NoisedUpdate
 from privacy.secagg import prg
-from privacy.secagg.masking import apply_terms, mask, unmask
+from privacy.secagg.masking import apply_terms, mask, mask_and_pack, unmask
 from privacy.secagg.messages import MaskTerm
 from privacy.secagg.prg import add_keystreams, keystream
 from tests.support.secagg_harness import Federation, seed
@@ -19,7 +20,7 @@ def update(values):
     return NoisedUpdate(np.asarray(values, dtype=np.int64))
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, prg._CHUNK_WORDS - 1, prg._CHUNK_WORDS + 5])
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, prg.CHUNK_WORDS - 1, prg.CHUNK_WORDS + 5])
 def test_adding_in_chunks_is_adding_at_once(length):
     whole_d = keystream(KEY, length, 32)
     for cut in {0, 4, min(4096, length - length % 4)}:
@@ -32,7 +33,7 @@ def test_adding_in_chunks_is_adding_at_once(length):
 
 def test_the_keystream_does_not_depend_on_the_chunk(monkeypatch):
     whole_d = keystream(KEY, 1000, 20)
-    monkeypatch.setattr(prg, "_CHUNK_WORDS", 64)
+    monkeypatch.setattr(prg, "CHUNK_WORDS", 64)
     assert keystream(KEY, 1000, 20).tolist() == whole_d.tolist()
 
 
@@ -146,3 +147,22 @@ def test_x_with_pairwise_masks_alone_taken_off_is_still_uniform():
     assert chi_square_p(left_d, 20) > 1e-6
     unmask(left_d, [MaskTerm(site.terms[0].key, -1)], 20)
     assert not left_d.any(), "the test can tell: with b it is open"
+
+
+@pytest.mark.parametrize("bits", [8, 13, 24, 32])
+@pytest.mark.parametrize("length", [1, 64, prg.CHUNK_WORDS + 5, (1 << 18) + 3])
+def test_masking_and_packing_at_once_gives_the_bytes_of_both(bits, length):
+    values_D = np.random.default_rng(length).integers(-(2**40), 2**40, length)
+    terms = (MaskTerm(seed("a"), 1), MaskTerm(seed("b"), -1), MaskTerm(seed("c"), 1))
+    staged = ring.pack(mask(update(values_D), terms, bits).values_d, bits)
+    assert mask_and_pack(update(values_D), terms, bits) == staged
+    with pytest.raises(UsageError):
+        mask_and_pack(update(values_D), (), bits)
+
+
+def test_a_masked_vector_shares_no_memory_with_the_next():
+    terms = (MaskTerm(seed("a"), 1),)
+    first = mask_and_pack(update(range(9)), terms, 20)
+    kept = bytes(first)
+    mask_and_pack(update(range(50, 59)), (MaskTerm(seed("b"), 1),), 20)
+    assert first == kept
