@@ -2,11 +2,16 @@
 
 import asyncio
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from edge_node.commands import Train, Trained, UpdateKey
 from edge_node.data import from_table
 from edge_node.rounds import local_dp, plain_training, row_draw
 from edge_node.rounds.contract import JobAtSite, RoundRequest
@@ -18,6 +23,7 @@ from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
 from privacy.planning import CohortRules, derive_encoding, step_event
 from privacy.spec import TensorSpec, VectorSpec
+from tests.unit.edge_node.test_local_charges import DIGEST, Site
 from tidegate.job_terms import privacy_terms
 from tidegate.jobfile import JobFile
 
@@ -167,3 +173,56 @@ def test_a_box_beyond_the_sites_own_limit_is_refused_before_anything_is_trained(
     with pytest.raises(PeerError, match="time_limit_s of 10 s") as caught:
         make_task_round(job, job.job_file.work, config, tmp_path)
     assert caught.value.reason is Reason.POLICY
+
+
+class KilledTrainer(SlowTrainer):
+    """Takes this process down in the middle of the third step."""
+
+    def step(self):
+        super().step()
+        if self.steps == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class BoxedSite(Site):
+    """The shell's parts that charge, around real noised steps of a time-boxed job."""
+
+    def __init__(self, folder, trainer):
+        job = job_of(LOCAL.replace("noise_multiplier = 0.04", "noise_multiplier = 4.0"))
+        super().__init__(folder, plan=job.plan)
+        dataset = from_table("loans", "loans", ("x0", "x1"), np.full((100, 2), 0.5, np.float32))
+        job = dataclasses.replace(job, dataset=dataset)
+        self.bench.jobs["job-1"] = LocalDp(job, trainer, None, trainer.clock)
+        self.model = MODEL_D.tobytes()
+        self.bench.models["job-1"] = (DIGEST, self.model)
+
+    def make(self):
+        train = Train("job-1", UpdateKey(1, 0, ""), DIGEST, len(self.model), b"")
+        return asyncio.run(self.desk.make(train))
+
+
+KILLED = """
+import pathlib, sys
+from tests.unit.edge_node.rounds.test_time_box import BoxedSite, KilledTrainer
+BoxedSite(pathlib.Path(sys.argv[1]), KilledTrainer(0.01)).make()
+"""
+
+
+def test_a_kill_between_two_steps_leaves_the_whole_cap_charged(tmp_path):
+    """Two steps ran, eight are paid; the next update is charged anew, whatever it takes."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL
+    slow = SlowTrainer(60.0)
+    site = BoxedSite(tmp_path, slow)
+    try:
+        assert [entry.event.steps for entry in site.entries()] == [CAP]
+        assert isinstance(site.make(), Trained)
+        assert slow.steps == 1
+        assert [entry.event.steps for entry in site.entries()] == [CAP, CAP]
+    finally:
+        site.store.close()
