@@ -176,7 +176,8 @@ def _figures(run: Run, submission: Submission, sites: int) -> dict[str, Any]:
 def _peer(options: argparse.Namespace, parameters: int, out: Console) -> dict[str, Any]:
     out.print(f"running {options.peer_rounds} rounds of Flower's deployment engine ...")
     with peer_flower.FlowerDeployment(options.sites) as peer:
-        rounds_s = peer.rounds_s(options.peer_rounds, parameters)
+        config = {"rounds": options.peer_rounds, "parameters": parameters}
+        rounds_s = peer.run(peer_flower.APP, config).rounds_s
     counted_s = rounds_s[1:] or rounds_s  # the first also starts the clients
     return {
         "peer": "Flower 1.42 deployment engine",
