@@ -43,7 +43,7 @@ max_delta_dp = 1e-5
 
 _BUDGET_TOML = """
 [budgets.{name}]
-epsilon = 100.0
+epsilon = 30.0
 delta_dp = 1e-5
 """
 

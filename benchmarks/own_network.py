@@ -18,11 +18,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aggregator.cli.consortium import Consortium
+
 ADDRESS = "10.77.0.1"
 """Where the aggregator listens; every site's default route leads there."""
 
 CONGESTION_CONTROLS = ("cubic", "reno")
-"""In order of preference; a namespace may be allowed the second only. Never BBR: it paces itself."""
+"""In order of preference; a namespace may be allowed the second only. Never BBR: it paces."""
 
 _CLONE_NEWNET = 0x40000000
 _START_LIMIT_S = 10.0
@@ -91,6 +93,10 @@ class OwnNetwork:
         subprocess.run([*_inside(pid), *dial], check=True)
         self._sites[name] = pid
 
+    def has(self, name: str) -> bool:
+        """Say whether a site of this name was added."""
+        return name in self._sites
+
     def inside(self, name: str) -> list[str]:
         """Give what to put before a program so that it runs in a site's namespace."""
         return _inside(self._sites[name])
@@ -104,6 +110,21 @@ class OwnNetwork:
                 numbers = counters.split()
                 return Traffic(up=int(numbers[8]), down=int(numbers[0]))
         raise RuntimeError(f"{name} has no line")
+
+
+@dataclass
+class NetworkedConsortium(Consortium):
+    """A consortium whose sites run in namespaces of their own."""
+
+    network: OwnNetwork | None = None
+    host: str = ADDRESS
+
+    def _start(self, name: str, program: list[str]) -> subprocess.Popen[bytes]:
+        """Start a process; a site's, and its enrolment, in the site's namespace."""
+        site = name.removeprefix("enrol ")
+        if self.network is not None and self.network.has(site):
+            program = [*self.network.inside(site), *program]
+        return super()._start(name, program)
 
 
 @contextmanager

@@ -35,6 +35,11 @@ def peak_rss_bytes(pid: int) -> int:
     raise RuntimeError(f"/proc/{pid}/status shows no VmHWM: this benchmark needs Linux")
 
 
+def forget_peak_rss(pid: int) -> None:
+    """Begin the largest resident memory of a process anew, at what it holds now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def _own_s(process: psutil.Process) -> float:
     try:
         times = process.cpu_times()

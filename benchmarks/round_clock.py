@@ -14,7 +14,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-_COMMITS = "SELECT round, at_s FROM journal WHERE kind = 'round-committed' ORDER BY round"
+_COMMITS = """
+SELECT round, at_s FROM journal
+WHERE kind = 'round-committed' AND job_id = coalesce(:job_id, job_id) ORDER BY round
+"""
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,11 @@ class Pace:
     median_ms: float
 
 
-def commit_times(database: Path) -> dict[int, float]:
-    """Return when each round of the only job was committed, Unix seconds."""
+def commit_times(database: Path, job_id: str | None = None) -> dict[int, float]:
+    """Return when each round of a job, or of the only one, was committed: Unix seconds."""
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-        return {int(number): float(at_s) for number, at_s in connection.execute(_COMMITS)}
+        rows = connection.execute(_COMMITS, {"job_id": job_id})
+        return {int(number): float(at_s) for number, at_s in rows}
 
 
 def steady_pace(committed_s: Mapping[int, float], warm_up: int) -> Pace:

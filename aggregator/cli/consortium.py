@@ -142,11 +142,19 @@ class SitePlan:
 
 @dataclass
 class Consortium:
-    """The processes of one aggregator and its sites; a context that ends them all."""
+    """The processes of one aggregator and its sites; a context that ends them all.
+
+    Attributes:
+        folder: Where all of it lies, made anew.
+        say: Told what a person should know.
+        processes: Those that run, by name.
+        host: Address at which the aggregator listens and the sites reach it.
+    """
 
     folder: Path
     say: Callable[[str], None]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    host: str = "127.0.0.1"
     _boot_keys: Path = field(init=False)
 
     def __enter__(self) -> Self:
@@ -169,7 +177,7 @@ class Consortium:
 
     def start_aggregator(self, name: str) -> None:
         """Make the consortium's folders and start its aggregator on free ports."""
-        make_consortium(self.folder, name, "127.0.0.1", Ports(0, 0, 0))
+        make_consortium(self.folder, name, self.host, Ports(0, 0, 0))
         config = self.folder / "aggregator" / "aggregator.toml"
         with config.open("a") as file:
             file.write("keep_last_uploads = true\n")  # for the report's "what the aggregator saw"

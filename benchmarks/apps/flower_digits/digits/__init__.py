@@ -1,0 +1,1 @@
+"""FedAvg of ``apps/digits`` on Flower; the benchmark puts the task beside these files."""
