@@ -176,10 +176,10 @@ def test_a_job_that_failed_is_not_measured(monkeypatch):
         def __exit__(self, *_):
             return None
 
-        def SubmitJob(self, _):  # noqa: N802
+        def SubmitJob(self, _):
             return operator_pb2.SubmitJobResponse(job_id="j")
 
-        def WatchJob(self, _):  # noqa: N802
+        def WatchJob(self, _):
             running = operator_pb2.Job(job_id="j", state="running", round=1)
             failed = operator_pb2.Job(job_id="j", state="failed", round=1, detail="no quorum")
             return [operator_pb2.WatchJobResponse(job=job) for job in (running, running, failed)]
