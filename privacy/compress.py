@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from privacy.clip import ClippedDelta
 from privacy.errors import UsageError
+from privacy.kernels.compiled import loops_for
 from privacy.keystream import Keystream, Label, check_seed
 
 _BLOCK_SIZES = (4096, 1024, 256, 64, 16, 4, 1)
@@ -198,6 +199,13 @@ def _hadamard(values: NDArray[np.float64], block: int) -> NDArray[np.float64]:
     """Multiply each block by the orthonormal Hadamard matrix (Sylvester), side by side squared."""
     if block == 1:
         return values
+    loops = loops_for(values.size)
+    if loops is not None and block == loops.BLOCK and values.flags.c_contiguous:
+        turned = np.empty_like(values)
+        source = values.reshape(-1)
+        source.flags.writeable = False  # one kind of array: the loop is compiled for each kind
+        loops.rotate_blocks(source, turned.reshape(-1))
+        return turned
     side = math.isqrt(block)
     matrix = _sylvester(side)
     squares = values.reshape(-1, side, side)

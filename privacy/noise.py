@@ -37,13 +37,14 @@ class NoisedUpdate:
     """A site's update with its noise share, ready to be masked (`privacy.secagg.masking`).
 
     Attributes:
-        vector_D: int64, shape (d,), before reduction mod 2^B: a retry may change B
-            (secure-aggregation.md, "Retry rule"), so reducing is the mask's business.
+        vector_D: Signed integers, shape (d,), before reduction mod 2^B: a retry may change B
+            (secure-aggregation.md, "Retry rule"), so reducing is the mask's business. int64, but
+            for `privacy.dense`, which takes the narrowest type that holds them.
         surplus_seeds: By level, what the parts of the share were drawn from that may be taken off
             the sum again (`privacy.surplus`): secrets of the attempt that the update is sent in.
     """
 
-    vector_D: NDArray[np.int64]
+    vector_D: NDArray[np.integer]
     surplus_seeds: tuple[bytes, ...] = ()
 
 

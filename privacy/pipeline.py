@@ -25,6 +25,7 @@ from privacy.accounting.sensitivity import conditional_rounding_sensitivity
 from privacy.clip import append_metrics, clip_site_delta
 from privacy.compress import LinearMap, MapKind, compress
 from privacy.delta import Delta
+from privacy.dense import is_dense, round_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.local_noise import LocalNoise
 from privacy.noise import MAX_STD, NoisedUpdate, add_skellam_noise, without_noise
@@ -386,6 +387,13 @@ def encode_delta(
     if plan.mode is Mode.SITE and not all_finite(delta, metrics_M):
         delta = Delta(np.zeros_like(delta.values_D), delta.spec_digest)
         metrics_M = None if metrics_M is None else np.zeros_like(metrics_M)
+    plain = plan.mode in (Mode.NONE, Mode.RECORD_LOCAL) and rounding_seed is noise_seed is None
+    if plain and not plan.metrics_length and metrics_M is None and is_dense(plan.linear_map):
+        rounded_d = round_delta(
+            delta.values_D, plan.clip_gradient, plan.linear_map, plan.scale, plan.bits
+        )
+        if rounded_d is not None:  # else the stages below say what is wrong
+            return NoisedUpdate(rounded_d)
     clipped = clip_site_delta(delta, plan.clip_gradient)
     if metrics_M is not None or plan.metrics_length:
         metrics_M = np.empty(0, np.float32) if metrics_M is None else metrics_M
@@ -397,8 +405,7 @@ def encode_delta(
     if plan.mode is Mode.SITE and rounding_seed is not None and noise_seed is not None:
         quantised = round_conditionally(compressed, plan.scale, rounding_seed)
         return add_skellam_noise(quantised, plan.noise_share, noise_seed)
-    plain = plan.mode in (Mode.NONE, Mode.RECORD_LOCAL)
-    if plain and rounding_seed is None and noise_seed is None:
+    if plain:
         return without_noise(round_plainly(compressed, plan.scale), plan.bits)
     message = f"mode {plan.mode} with these seeds: site takes both, none and record-local neither"
     raise UsageError(message)

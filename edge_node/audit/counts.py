@@ -128,7 +128,9 @@ def _counted(subject: Subject, rows: NDArray[np.float32], draw: int) -> NDArray[
     """Give the integers of one sum with the coins of a draw, without noise."""
     with noise_off(), secrets_from(SeededSecrets(draw.to_bytes(32, "big"))):
         site = _site(subject, rows)
-        return asyncio.run(site.make_update(subject.request(1))).vector_D
+        return asyncio.run(site.make_update(subject.request(1))).vector_D.astype(
+            np.int64, copy=False
+        )
 
 
 def _site(subject: Subject, rows: NDArray[np.float32]) -> CellCounts:

@@ -106,7 +106,7 @@ def summed(subject: Subject, records: Sequence[Record]) -> Steps:
         update = update_of(subject.site(range(len(records)), app), subject.request(1))
     local = subject.plan.local
     if local is None:
-        return update.vector_D
+        return update.vector_D.astype(np.int64, copy=False)
     in_grid = update.vector_D / (subject.plan.scale * local.grid)
     return np.rint(in_grid).astype(np.int64)
 

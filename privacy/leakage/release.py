@@ -159,20 +159,24 @@ def _integers(scene: Scene, batch: Batch, seeds: _Seeds) -> NDArray[np.int64]:
         return _record_sum(scene, batch, seeds)
     if plan.mode is Mode.RECORD_LOCAL:
         delta = _delta(scene, _noised_steps(scene, batch, seeds))
-        return encode_delta(plan, delta, metrics_M).vector_D
+        return encode_delta(plan, delta, metrics_M).vector_D.astype(np.int64, copy=False)
     # Plain local steps are those that the attack unrolls, but for the clip, which the encoding has.
     moved_D = SiteUpdate(scene, clip_update=False)(batch).detach()
     if plan.mode is Mode.NONE:
-        return encode_delta(plan, _delta(scene, moved_D), metrics_M).vector_D
+        return encode_delta(plan, _delta(scene, moved_D), metrics_M).vector_D.astype(
+            np.int64, copy=False
+        )
     rounding, noise = seeds.of("rounding"), seeds.of("noise")
-    return encode_delta(plan, _delta(scene, moved_D), metrics_M, rounding, noise).vector_D
+    return encode_delta(plan, _delta(scene, moved_D), metrics_M, rounding, noise).vector_D.astype(
+        np.int64, copy=False
+    )
 
 
 def _record_sum(scene: Scene, batch: Batch, seeds: _Seeds) -> NDArray[np.int64]:
     gradients_BD = record_gradients(scene, scene.parameters, batch)
     accumulator = RecordAccumulator(scene.plan)
     accumulator.add(-_float32(gradients_BD), *_beside(scene, len(gradients_BD)))
-    return accumulator.finish(seeds.of("noise")).vector_D
+    return accumulator.finish(seeds.of("noise")).vector_D.astype(np.int64, copy=False)
 
 
 def _noised_steps(scene: Scene, batch: Batch, seeds: _Seeds) -> Tensor:
