@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_node.attempt_terms import SiteIdentity
 from edge_node.commands import (
     AcceptedJob,
     AttemptEncapsulated,
@@ -43,7 +44,6 @@ from edge_node.commands import (
 )
 from edge_node.config import SessionSettings, load_config
 from edge_node.enrol import Credentials, enrol
-from edge_node.exchange import SiteIdentity
 from edge_node.link import Link
 from edge_node.participant import Participant
 from edge_node.policy import Policy

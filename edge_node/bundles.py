@@ -97,11 +97,15 @@ def pack_secrets(attempt: SiteSecrets) -> bytes:
 
 def unpack_secrets(raw: bytes) -> SiteSecrets:
     """Read what `pack_secrets` wrote."""
-    parts = [raw[i : i + SEED_BYTES] for i in range(0, len(raw), SEED_BYTES)]
-    bundle_seed, self_mask_seed, coefficient_seed, *surplus_seeds = parts
+    bundle_seed, self_mask_seed, coefficient_seed, *surplus_seeds = split_seeds(raw)
     return SiteSecrets(
         BundleSecrets(bundle_seed), self_mask_seed, coefficient_seed, tuple(surplus_seeds)
     )
+
+
+def split_seeds(raw: bytes) -> tuple[bytes, ...]:
+    """Cut seeds that were written in one piece."""
+    return tuple(raw[i : i + SEED_BYTES] for i in range(0, len(raw), SEED_BYTES))
 
 
 def encode_bundle(signed: SignedBundle) -> bytes:

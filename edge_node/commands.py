@@ -285,6 +285,8 @@ class CommitStep:
         facts: With the first slot: what ``Exchange.restore`` needs after a crash.
         survivors: At step 4 in mode ``none``: U3 of the sum that may be opened from then on; kept
             with the job, so that a restart does not forget it.
+        serves: At step 2 of a retry: the attempt that the held update was last sent in, whose
+            charge serves this one from now on; empty otherwise.
     """
 
     ctx: bytes
@@ -294,6 +296,7 @@ class CommitStep:
     commit: Commit
     facts: bytes = b""
     survivors: tuple[Fingerprint, ...] = ()
+    serves: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -321,8 +324,27 @@ class EraseAttempt:
 
 
 @dataclass(frozen=True)
+class HoldUpdate:
+    """Erase an attempt's secrets as ``EraseAttempt`` does, but keep its charged update.
+
+    It is held, wrapped, with the attempt's slots, until a proof frees it or ``DropUpdate`` comes.
+    """
+
+    ctx: bytes
+    job_id: str
+
+
+@dataclass(frozen=True)
+class RecallUpdate:
+    """Lay the held update ready again, as what it was made for: a proof has freed it."""
+
+    job_id: str
+    key: UpdateKey
+
+
+@dataclass(frozen=True)
 class DropUpdate:
-    """Forget the job's update: it was released, or is of no use any more."""
+    """Forget the job's updates, ready or held: released, or of no use any more."""
 
     job_id: str
 
@@ -356,6 +378,8 @@ ParticipantCommand = (
     | UploadUpdate
     | StopUpload
     | EraseAttempt
+    | HoldUpdate
+    | RecallUpdate
     | DropUpdate
     | FinishJob
     | Note

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from edge_node import log
+from edge_node.attempt_terms import SiteIdentity
 from edge_node.bench import Bench
 from edge_node.budget import Ledgers
-from edge_node.bundles import BundleMaker, decode_bundle, unpack_secrets
+from edge_node.bundles import BundleMaker
 from edge_node.commands import (
     AttemptEncapsulated,
     AttemptSigned,
@@ -26,12 +27,14 @@ from edge_node.commands import (
     EncapsulateStep,
     EraseAttempt,
     FinishJob,
+    HoldUpdate,
     JobJudged,
     LocalEvent,
     Note,
     ParticipantCommand,
     ParticipantEvent,
     PinManifest,
+    RecallUpdate,
     RefillBundles,
     RosterArrived,
     SendMessage,
@@ -44,13 +47,13 @@ from edge_node.commands import (
 from edge_node.config import SiteConfig
 from edge_node.download import fetch
 from edge_node.enrol import Credentials
-from edge_node.exchange import SiteIdentity
 from edge_node.flower.app_states import AppStates
 from edge_node.leakage.records import NotAuditedError
 from edge_node.link import Link
 from edge_node.offers import OfferDesk
 from edge_node.participant import Participant
 from edge_node.policy import Policy, manifest_warnings
+from edge_node.recovery import take_up
 from edge_node.rounds.flower import FlowerSite
 from edge_node.session import Session
 from edge_node.steps import StepWriter
@@ -59,9 +62,7 @@ from edge_node.store_schema import MANIFEST_PIN, StoredJob
 from edge_node.trainer.device import device_kind
 from edge_node.trainer.trainer import TrainerFailure
 from edge_node.updates import UpdateDesk
-from edge_node.upload import update_from_bytes
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.secagg.commands import Step
 from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import Roster
 from tidegate import keys
@@ -130,6 +131,8 @@ class EdgeNode:
             UploadUpdate: self._upload,
             StopUpload: self._stop_upload,
             EraseAttempt: self._erase,
+            HoldUpdate: self._hold,
+            RecallUpdate: self._recall,
             Train: self._start_training,
             DropUpdate: self._drop_update,
             RefillBundles: self._refill,
@@ -192,24 +195,8 @@ class EdgeNode:
             else:
                 self._participant.restore_job(verdict.accepted)
                 self._spawn(self._warm_up(job.job_id))
-        now_s = time.time()
-        for attempt in self._store.live_attempts():
-            taken = self._participant.exchange.restore(
-                (attempt.job_id, attempt.round, attempt.attempt),
-                attempt.facts,
-                (
-                    decode_bundle(attempt.bundle, self._session.limits.suite),
-                    unpack_secrets(attempt.secrets),
-                ),
-                {Step(step): slot for step, slot in self._store.slots(attempt.ctx).items()},
-                now_s,
-            )
-            update = self._store.update_of(attempt.ctx)
-            if update is not None:
-                self._bench.charged[attempt.ctx] = update_from_bytes(update)
-            if not taken:
-                self._erase(EraseAttempt(attempt.ctx))
-            log.info("attempt found after a restart", ctx=attempt.ctx, goes_on=taken)
+        exchange, suite = self._participant.exchange, self._session.limits.suite
+        take_up(self._store, exchange, self._bench, suite, time.time())
 
     def dispatch(self, event: ParticipantEvent) -> None:
         """Hand an event to the participant and carry out what follows, to the end.
@@ -299,8 +286,17 @@ class EdgeNode:
         self._bench.forget_attempt(command.ctx)
         self._store.erase(command.ctx)
 
+    def _hold(self, command: HoldUpdate) -> None:
+        self._store.hold(command.ctx, self._bench.hold(command.job_id, command.ctx))
+
+    def _recall(self, command: RecallUpdate) -> None:
+        self._bench.recall(command.job_id, command.key)
+
     def _drop_update(self, command: DropUpdate) -> None:
         self._bench.ready.pop(command.job_id, None)
+        held = self._bench.held.pop(command.job_id, None)
+        if held is not None:
+            self._store.erase(held[0])
 
     def _pin_manifest(self, command: PinManifest) -> None:
         self._store.pin(MANIFEST_PIN, command.raw)

@@ -2,14 +2,16 @@
 
 Kept here: one attempt a job at a time, the older one dead before the newer one begins; an update
 goes into one charged attempt only. An uncharged update survives an aborted attempt and is ready
-again at once, a charged one is dead (secure-aggregation.md, "Retry rule"), but in record-local,
-where an update is charged before it is made and is private by itself. Pure, like the participant
-that it is a part of.
+again at once; a charged one is held for the retry rule (`retries.py`), but in record-local, where
+it is charged before it is made and is private by itself. Pure, like the participant that it is a
+part of.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from edge_node import retries
+from edge_node.attempt_terms import AttemptTerms, SiteIdentity, charged_ahead, mode_of
 from edge_node.commands import (
     AttemptEncapsulated,
     AttemptEvent,
@@ -17,6 +19,7 @@ from edge_node.commands import (
     CommitStep,
     EncapsulateStep,
     EraseAttempt,
+    HoldUpdate,
     Note,
     ParticipantCommand,
     RosterArrived,
@@ -29,7 +32,7 @@ from edge_node.commands import (
     UploadUpdate,
 )
 from edge_node.job_state import AttemptFacts, JobState, LiveAttempt, Phase
-from edge_node.policy import Policy, cohort_policy
+from edge_node.policy import Policy
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import Mode
 from privacy.secagg import slots
@@ -50,51 +53,19 @@ from privacy.secagg.commands import (
     Step,
     Tick,
 )
-from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import (
     AbortRequest,
-    AttemptContext,
     Fingerprint,
     MaskTerm,
     Published,
+    RetryProof,
     SignedBundle,
 )
-from privacy.secagg.rules import SiteConfig
 from privacy.secagg.site import SiteAttempt, SiteSecrets
 from tidegate.manifest import Manifest
 from tidegate.messages import AttemptFailed, AttemptResult
 
 Commands = list[ParticipantCommand]
-
-
-@dataclass(frozen=True)
-class SiteIdentity:
-    """Who this site is and whom it trusts.
-
-    Attributes:
-        site_id: As in the manifest.
-        me: Fingerprint of the pinned signing key.
-        node_fingerprint: SHA-256 of the TLS key's SPKI, hex, as the manifest must say.
-        operator_spki: The operator's key, pinned at enrolment.
-        instance_id: Names the boot key under which the stock is wrapped.
-        device: Kind of device, for the operator's display.
-    """
-
-    site_id: str
-    me: Fingerprint
-    node_fingerprint: str
-    operator_spki: bytes
-    instance_id: bytes
-    device: str
-
-
-@dataclass(frozen=True)
-class _Sealed:
-    """The pinned manifest with what every attempt needs of it."""
-
-    manifest: Manifest
-    hash: bytes
-    pinned: Mapping[Fingerprint, bytes]
 
 
 class Exchange:
@@ -112,17 +83,17 @@ class Exchange:
         self._policy = policy
         self._jobs = jobs
         self._attempts: dict[bytes, LiveAttempt] = {}
-        self._sealed: _Sealed | None = None
+        self._terms: AttemptTerms | None = None
         self.online = False
 
     @property
     def manifest(self) -> Manifest | None:
         """The pinned manifest; None before the first one came."""
-        return None if self._sealed is None else self._sealed.manifest
+        return None if self._terms is None else self._terms.manifest
 
     def use_manifest(self, manifest: Manifest) -> None:
         """Take the pinned manifest: every attempt is named and judged by it."""
-        self._sealed = _Sealed(manifest, manifest.hash(), manifest.pinned())
+        self._terms = AttemptTerms.of(manifest, self._identity, self._policy)
 
     def restore(
         self,
@@ -146,11 +117,11 @@ class Exchange:
         """
         job_id, number, attempt = names
         state = self._jobs.get(job_id)
-        if state is None or self._sealed is None:
+        if state is None or self._terms is None:
             return False
         known = AttemptFacts.decode(facts)
-        context = self._context(self._sealed, job_id, number, attempt)
-        config = self._config(self._sealed, state, context, known)
+        context = self._terms.context(job_id, number, attempt)
+        config = self._terms.config(state, context, known)
         machine = SiteAttempt.restore(config, *held, stored, now_s)
         charged = Step.MASKED_UPDATE in stored
         state.ctx = ctx = context.digest()
@@ -161,9 +132,31 @@ class Exchange:
         )
         return True
 
+    def restore_held(
+        self, names: tuple[str, int, int], facts: bytes, stored: dict[Step, bytes], now_s: float
+    ) -> bool:
+        """Take up the held update of an attempt that died before a restart.
+
+        Args:
+            names: Job id, round, attempt.
+            facts: `CommitStep.facts` of that attempt's first slot.
+            stored: Its durable slots.
+            now_s: Unix seconds.
+
+        Returns:
+            False when its job is not known any more: forget it.
+        """
+        state = self._jobs.get(names[0])
+        if state is None or self._terms is None:
+            return False
+        context = self._terms.context(*names)
+        retries.hold_again(state, context, AttemptFacts.decode(facts), stored, now_s)
+        return True
+
     def next_deadline_s(self) -> float | None:
         """Return when time matters to an attempt, Unix seconds; None if never."""
         deadlines = [live.machine.next_deadline_s() for live in self._attempts.values()]
+        deadlines += [retries.deadline_of(state) for state in self._jobs.values()]
         return min((at_s for at_s in deadlines if at_s is not None), default=None)
 
     def resume(self, now_s: float) -> Commands:
@@ -178,6 +171,8 @@ class Exchange:
         commands: Commands = []
         for live in list(self._attempts.values()):
             commands += self._feed(live, Tick(), now_s)
+        for state in self._jobs.values():
+            commands += retries.expire(state, now_s)
         return commands
 
     def leave(self, state: JobState, why: str, now_s: float) -> Commands:
@@ -210,12 +205,16 @@ class Exchange:
             # The shell had looked its secrets up by then: nothing of a refused roster stays.
             return [EraseAttempt(ctx), note, SendMessage(AttemptFailed(ctx, error.reason, why))]
 
+    def take_proof(self, proof: RetryProof, _now_s: float) -> Commands:
+        """Take the proof that frees a held update; what is about anything else is of no use."""
+        return retries.take_proof(self._jobs, self._terms, proof)
+
     def _begin(self, state: JobState | None, event: RosterArrived, now_s: float) -> Commands:
-        sealed = self._sealed
-        if state is None or sealed is None or state.wanted is None:
+        terms = self._terms
+        if state is None or terms is None or state.wanted is None:
             raise PeerError(Reason.UNKNOWN_JOB, "this site takes no part in that job")
         named = event.roster.context
-        context = self._context(sealed, state.job.job_id, state.wanted.round, named.attempt)
+        context = terms.context(state.job.job_id, state.wanted.round, named.attempt)
         if context != named:
             raise PeerError(Reason.WRONG_CONTEXT, "the roster is for another round or manifest")
         if (context.round, context.attempt) <= event.last_accepted:
@@ -225,16 +224,20 @@ class Exchange:
             # Accepting a+1 kills a: its abort is signed and durable before a+1 begins.
             state.next_roster = event
             return self._abort(older, "a newer attempt was opened", now_s)
-        if state.update is None or state.update != state.wanted_key:
+        if state.update is None or not state.has_wanted:
             raise PeerError(Reason.REPLAY, "this site has no update that is not used up")
         if event.own_bundle is None or event.secrets is None:
             raise PeerError(Reason.REPLAY, "the roster holds no bundle of this site's stock")
         facts = AttemptFacts(state.update, state.head, event.last_accepted)
-        config = self._config(sealed, state, context, facts)
-        machine = SiteAttempt(config, event.own_bundle, event.secrets)
+        held = state.held
+        last_sent = None if held is None else (held.context.round, held.context.attempt)
+        config = terms.config(state, context, facts, last_sent)
+        permit = retries.permit_of(held, config)
+        machine = SiteAttempt(config, event.own_bundle, event.secrets, permit)
         state.ctx = ctx = context.digest()
         state.announced = False
         live = self._attempts[ctx] = LiveAttempt(ctx, machine, state.job.job_id, context, facts)
+        live.serves = b"" if held is None or permit is None else held.ctx
         state.stopwatch.enter(Phase.EXCHANGE, now_s)
         return self._feed(live, event.roster, now_s)
 
@@ -273,8 +276,9 @@ class Exchange:
         state = self._jobs.get(live.job_id)
         if step is Step.MASKED_UPDATE:
             live.charged = True
-            if state is not None and not _charged_ahead(state):
-                state.update = None
+            if state is not None and not charged_ahead(state):
+                # Bound to this attempt: what was held before is held no more.
+                state.update, state.held = None, None
         elif step is Step.UNMASK and state is not None and live.survivors:
             # The shares leave now, so this sum may be opened: the next one is held against it.
             state.previous_survivors = frozenset(live.survivors)
@@ -328,8 +332,9 @@ class Exchange:
         step = commit.step
         if step is Step.CONSISTENCY and self._is_plain(live.job_id, live.facts):
             live.survivors = _survivors(live.machine, commit.slot)
+        live.releasing = live.releasing or step is Step.UNMASK
         state = self._jobs.get(live.job_id)
-        if commit.charge and state is not None and _charged_ahead(state):
+        if commit.charge and state is not None and charged_ahead(state):
             commit = replace(commit, charge=False)
         return CommitStep(
             ctx=ctx,
@@ -339,12 +344,13 @@ class Exchange:
             commit=commit,
             facts=live.facts.encode() if commit.begins else b"",
             survivors=live.survivors if step is Step.UNMASK else (),
+            serves=live.serves if step is Step.MASKED_UPDATE else b"",
         )
 
     def _is_plain(self, job_id: str, facts: AttemptFacts) -> bool:
         """Whether the rule on adjacent cohorts holds: noise does not hide the job's sums."""
         state = self._jobs.get(job_id)
-        return state is not None and _mode(state, facts) is Mode.NONE
+        return state is not None and mode_of(state, facts) is Mode.NONE
 
     def _upload(self, ctx: bytes, live: LiveAttempt, terms: tuple[MaskTerm, ...]) -> Commands:
         state = self._jobs.get(live.job_id)
@@ -356,8 +362,10 @@ class Exchange:
     def _on_erase(self, ctx: bytes, live: LiveAttempt, now_s: float) -> Commands:
         """Close an attempt; an uncharged update is ready again, a waiting roster is next."""
         self._attempts.pop(ctx, None)
-        commands: Commands = [StopUpload(ctx), EraseAttempt(ctx)]
         state = self._jobs.get(live.job_id)
+        held = state is not None and retries.hold(state, live, now_s)
+        ending = HoldUpdate(ctx, live.job_id) if held else EraseAttempt(ctx)
+        commands: Commands = [StopUpload(ctx), ending]
         if state is None or state.ctx != ctx:
             return commands
         state.ctx = None
@@ -369,43 +377,6 @@ class Exchange:
         if live.dead and state.may_announce and self.online:
             commands.append(SendMessage(state.ready(now_s)))
         return commands
-
-    # --- what an attempt is called and judged by -------------------------------------------------
-
-    def _context(self, sealed: _Sealed, job_id: str, number: int, attempt: int) -> AttemptContext:
-        return AttemptContext(
-            suite=sealed.manifest.suite,
-            consortium_id=sealed.manifest.consortium_id,
-            manifest_hash=sealed.hash,
-            job_id=job_id,
-            roster_epoch=sealed.manifest.roster_epoch,
-            round=number,
-            attempt=attempt,
-        )
-
-    def _config(
-        self, sealed: _Sealed, state: JobState, context: AttemptContext, facts: AttemptFacts
-    ) -> SiteConfig:
-        mode, survivors = _mode(state, facts), state.previous_survivors
-        return SiteConfig(
-            me=self._identity.me,
-            suite=suite_named(sealed.manifest.suite),
-            context=context,
-            pinned=sealed.pinned,
-            policy=cohort_policy(self._policy, sealed.manifest, mode, survivors),
-            plan=facts.expected_plan(state.job),
-            last_accepted=facts.last_accepted,
-            step_timeout_s=state.job.step_timeout_s,
-        )
-
-
-def _mode(state: JobState, facts: AttemptFacts) -> Mode:
-    return state.job.plan_for(facts.key.purpose).mode
-
-
-def _charged_ahead(state: JobState) -> bool:
-    """Whether a job's updates are charged before they are made, and outlive an attempt."""
-    return state.job.plan.mode is Mode.RECORD_LOCAL
 
 
 def _survivors(machine: SiteAttempt, slot: bytes | None) -> tuple[Fingerprint, ...]:

@@ -1,7 +1,8 @@
 """What a participant knows of one job, and of one attempt that it is in."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -9,7 +10,10 @@ from edge_node.commands import AcceptedJob, RosterArrived, UpdateKey
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import encoding_for_version
+from privacy.ring import MAX_BITS
+from privacy.secagg.commands import Step
 from privacy.secagg.messages import AttemptContext, Fingerprint
+from privacy.secagg.retry import RetryPermit
 from privacy.secagg.rules import ExpectedPlan
 from privacy.secagg.site import SiteAttempt
 from tidegate.messages import Ready, TrainRequest
@@ -60,6 +64,7 @@ class JobState:
         ctx: The live attempt's context.
         next_roster: A roster that waits for the live attempt to die first.
         previous_survivors: Who was in the last sum that this site released its shares for.
+        held: A charged update whose attempt died; once it is freed it is ``update`` too.
     """
 
     job: AcceptedJob
@@ -72,12 +77,21 @@ class JobState:
     ctx: bytes | None = None
     next_roster: RosterArrived | None = None
     previous_survivors: frozenset[Fingerprint] | None = None
+    held: "HeldUpdate | None" = None
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def wanted_key(self) -> UpdateKey | None:
         """Return what the newest train request asks an update for."""
         return None if self.wanted is None else key_of(self.wanted)
+
+    @property
+    def has_wanted(self) -> bool:
+        """Whether an update lies ready that is what the newest train request asks for."""
+        if self.update is None or self.update != self.wanted_key:
+            return False
+        # A restart forgets the chain, and an update that was held outlives it: it is for one model.
+        return self.held is None or self.held.facts.chain_head == self.head
 
     @property
     def may_announce(self) -> bool:
@@ -200,6 +214,8 @@ class AttemptFacts:
             noised=plan.mode is not Mode.NONE,
             surplus_levels=plan.surplus_levels,
             shared_noise=plan.mode.shares_noise,
+            # B alone may change in a retry, so it stands here as the same for all.
+            encoding_core=replace(plan, bits=MAX_BITS).to_bytes(),
         )
 
 
@@ -211,6 +227,30 @@ def encoding_of(plan: EncodingPlan, version: int) -> tuple[EncodingPlan, bytes]:
 
 
 @dataclass
+class HeldUpdate:
+    """A charged update that left in an attempt which died before this site released any share.
+
+    Attributes:
+        context: Of the attempt that it was last sent in.
+        facts: What that attempt was begun with.
+        slots: That attempt's durable slots, which a proof is held against.
+        expires_s: When it is forgotten if no proof comes, Unix seconds.
+        permit: From the proof that freed it; None before.
+    """
+
+    context: AttemptContext
+    facts: AttemptFacts
+    slots: Mapping[Step, bytes]
+    expires_s: float
+    permit: RetryPermit | None = None
+
+    @property
+    def ctx(self) -> bytes:
+        """Name the attempt that it was last sent in."""
+        return self.context.digest()
+
+
+@dataclass
 class LiveAttempt:
     """An attempt that this site is in.
 
@@ -219,6 +259,8 @@ class LiveAttempt:
         dead: The machine has given it up.
         answers_abort: The aggregator asked for the abort, so no failure is reported to it.
         survivors: U3 as signed in step 3, for the rule on adjacent cohorts; mode ``none`` only.
+        releasing: Slot 4 was handed to the store: it may be durable, heard of or not.
+        serves: The attempt whose charge serves this one; empty where it is charged itself.
     """
 
     ctx: bytes
@@ -230,3 +272,5 @@ class LiveAttempt:
     dead: bool = False
     answers_abort: bool = False
     survivors: tuple[Fingerprint, ...] = ()
+    releasing: bool = False
+    serves: bytes = b""

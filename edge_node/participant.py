@@ -10,6 +10,7 @@ seconds.
 from collections.abc import Callable
 from typing import Any
 
+from edge_node.attempt_terms import SiteIdentity
 from edge_node.commands import (
     AcceptedJob,
     Connected,
@@ -30,10 +31,11 @@ from edge_node.commands import (
     Trained,
     TrainFailed,
 )
-from edge_node.exchange import Commands, Exchange, SiteIdentity
+from edge_node.exchange import Commands, Exchange
 from edge_node.job_state import JobState, Phase, key_of
 from edge_node.policy import Policy
 from privacy.errors import PeerError, Reason
+from privacy.secagg.messages import RetryProof
 from tidegate.manifest import Manifest, parse_and_verify
 from tidegate.messages import (
     PROTOCOL,
@@ -80,6 +82,7 @@ class Participant:
             Trained: self._on_trained,
             TrainFailed: self._on_train_failed,
             RosterArrived: self.exchange.join,
+            RetryProof: self.exchange.take_proof,
             TimePassed: lambda _, now_s: self.exchange.pass_time(now_s),
         }
 
@@ -221,11 +224,11 @@ class Participant:
         request = state.wanted
         if request is None or state.training == state.wanted_key:
             return []
-        if state.update == state.wanted_key:
+        if state.has_wanted:
             return [SendMessage(state.ready(now_s))]
         if state.training is not None:
             return []  # the result will be stale, and the wanted update is made after it
-        state.update, state.announced = None, False
+        state.update, state.held, state.announced = None, None, False
         state.training = key = key_of(request)
         state.stopwatch.enter(Phase.TRAIN, now_s)
         train = Train(

@@ -73,6 +73,7 @@ class StepWriter:
             begin = self._begin(command)
         if commit.step is Step.MASKED_UPDATE:
             update = self._update(command)
+            self._check_paid(command)
             charge = self._charge(command) if commit.charge else None
         self._store.commit_step(
             StepRecord(
@@ -84,6 +85,7 @@ class StepWriter:
                 charge=None if charge is None else charge.row,
                 update=None if update is None else update_to_bytes(update),
                 sum_of=(command.job_id, command.survivors) if command.survivors else None,
+                serves=command.serves,
             )
         )
         if charge is not None:
@@ -92,6 +94,9 @@ class StepWriter:
             if not self._bench.jobs[command.job_id].job.charged_ahead:
                 del self._bench.ready[command.job_id]
             self._bench.charged[command.ctx] = update
+            self._bench.held.pop(command.job_id, None)
+        if command.serves:
+            log.info("earlier charge serves attempt", ctx=command.ctx, sent_before=command.serves)
 
     def _begin(self, command: CommitStep) -> StoredAttempt:
         serial, secrets = self._bench.joining[command.ctx]
@@ -117,6 +122,17 @@ class StepWriter:
                 Reason.STOPPED, "the update was made anew since the roster came; nothing charged"
             )
         return update
+
+    def _check_paid(self, command: CommitStep) -> None:
+        """Let nothing leave that is neither charged now, nor held, nor charged ahead.
+
+        Raises:
+            PeerError: INTERNAL: a fault of our own; nothing is sent.
+        """
+        ctx, _ = self._bench.held.get(command.job_id, (b"", None))
+        ahead = self._bench.jobs[command.job_id].job.charged_ahead
+        if not (command.commit.charge or ahead or (command.serves and ctx == command.serves)):
+            raise PeerError(Reason.INTERNAL, "no charge serves this update: nothing was sent")
 
     def _charge(self, command: CommitStep) -> PreparedCharge:
         job = self._bench.jobs[command.job_id].job

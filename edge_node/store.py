@@ -6,8 +6,8 @@ Rules kept here (secure-aggregation.md, "Keys and bundles" and "Every step has o
   mirror; only then may the caller let bytes leave;
 - a slot is written once; the identical input finds it, a different one is refused;
 - secrets lie wrapped under the boot key, bound to their place; without it they are void.
-Not kept here: jobs (`store_jobs.py`, in the same database), what a charge costs (`budget.py`), what
-a step means (`privacy.secagg.site`).
+Not kept here: jobs and held updates (`store_jobs.py`, `store_held.py`, in the same database), what
+a charge costs (`budget.py`), what a step means (`privacy.secagg.site`).
 One connection, used by one thread.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 
 from edge_node.boot_key import BootKey
 from edge_node.mirror import Mirror, MirrorState
+from edge_node.store_held import HeldUpdates
 from edge_node.store_jobs import JobStore
 from edge_node.store_schema import (
     StepRecord,
@@ -50,6 +51,7 @@ class Store:
         store_id: Names the database, for its mirror.
         instance_id: Names the boot key under which secrets lie.
         jobs: The accepted jobs.
+        held: Updates charged in attempts that died.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Store:
         self._large_updates = any(self._updates.iterdir())
         self._db = connect(path)
         self.jobs = JobStore(self._db, self._transaction)
+        self.held = HeldUpdates(self._db, boot)
         self.generation = 0
         self._heads: dict[str, str] = {}
         self._mirror = Mirror(mirror_path)
@@ -224,6 +227,8 @@ class Store:
             self._insert(record)
             self._next_generation()
         self._write_mirror()
+        if record.serves and self._large_updates:
+            self._update_path(record.serves).unlink(missing_ok=True)
 
     def charge(self, row: tuple[str, int, bytes, str]) -> None:
         """Make a charge durable that no step of an attempt carries, then the mirror.
@@ -256,6 +261,8 @@ class Store:
             raise PeerError(
                 Reason.EQUIVOCATION, f"step {record.step} of this attempt is already decided"
             ) from error
+        if record.update is not None:
+            self.held.serve(record.ctx, record.serves)
         if record.charge is not None:
             self._charge(record.charge)
         if record.sum_of is not None:
@@ -308,11 +315,30 @@ class Store:
         if self._large_updates:
             self._update_path(ctx).unlink(missing_ok=True)
 
+    def hold(self, ctx: bytes, seeds: bytes) -> None:
+        """Erase an attempt's secrets and hold its update (`HeldUpdates.hold`); no fsync either."""
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        try:
+            with self._transaction():
+                held = self.held.hold(ctx, seeds)
+        finally:
+            self._db.execute("PRAGMA synchronous = FULL")
+        if not held:
+            self.erase(ctx)
+
     def live_attempts(self) -> list[StoredAttempt]:
         """Give the attempts that a crash interrupted, oldest first."""
+        return self._attempts("live")
+
+    def held_attempts(self) -> list[StoredAttempt]:
+        """Give the attempts whose update is held; of their secrets the update's seeds alone."""
+        return self._attempts("held")
+
+    def _attempts(self, state: str) -> list[StoredAttempt]:
         rows = self._db.execute(
             "SELECT ctx, job_id, round, attempt, facts, bundle, secrets FROM attempts"
-            " WHERE state = 'live' ORDER BY rowid"
+            " WHERE state = ? ORDER BY rowid",
+            (state,),
         ).fetchall()
         return [self._attempt(*row) for row in rows]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from privacy.errors import UsageError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST_PIN = "manifest"
 """Under which the sealed manifest is pinned."""
 
@@ -28,7 +28,7 @@ CREATE TABLE attempts (
   facts BLOB NOT NULL,
   bundle BLOB NOT NULL,
   secrets BLOB,
-  state TEXT NOT NULL CHECK (state IN ('live', 'dead'))
+  state TEXT NOT NULL CHECK (state IN ('live', 'held', 'dead'))
 ) STRICT;
 CREATE INDEX attempts_by_job ON attempts (job_id, round, attempt);
 CREATE TABLE slots (
@@ -39,6 +39,8 @@ CREATE TABLE slots (
   update_bytes BLOB,
   PRIMARY KEY (ctx, step)
 ) STRICT;
+-- Attempts whose update was charged in an earlier one: whose ledger entry serves them.
+CREATE TABLE retries (ctx BLOB PRIMARY KEY, charged BLOB NOT NULL) STRICT;
 CREATE TABLE budgets (
   dataset_id TEXT PRIMARY KEY,
   budgets BLOB NOT NULL,
@@ -134,6 +136,7 @@ class StepRecord:
         charge: (data-set id, sequence, canonical bytes, new head) of the ledger entry.
         update: The update's integers, kept from step 2 until released, or None.
         sum_of: At step 4: the job and the members of its sum, or None.
+        serves: At step 2: the attempt whose held update this is; empty where it is charged now.
     """
 
     ctx: bytes
@@ -144,6 +147,7 @@ class StepRecord:
     charge: tuple[str, int, bytes, str] | None = None
     update: bytes | None = field(default=None, repr=False)
     sum_of: tuple[str, tuple[bytes, ...]] | None = None
+    serves: bytes = b""
 
 
 @dataclass(frozen=True)

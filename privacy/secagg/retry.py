@@ -79,8 +79,10 @@ def prove(cohort: Cohort, votes: tuple[RetryVote, ...], site: Fingerprint) -> Re
         PeerError: UNAUTHENTICATED, the site is no member.
     """
     index = cohort.index_of(site)
+    least = cohort.limits.retry
     chosen = tuple(vote for vote in votes if index not in vote.survivors)
-    return RetryProof(cohort.ctx, chosen) if len(chosen) >= cohort.limits.retry else None
+    # No more than A: the site verifies each of them.
+    return RetryProof(cohort.ctx, chosen[:least]) if len(chosen) >= least else None
 
 
 def check_permit(permit: RetryPermit, config: SiteConfig) -> None:

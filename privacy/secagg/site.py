@@ -151,6 +151,11 @@ class SiteAttempt:
         """The admitted cohort, with ctx, rh and mh; None before the roster."""
         return self._state.cohort
 
+    @property
+    def durable(self) -> dict[Step, bytes]:
+        """The slots that are known to be durable, as they are stored; none of them is a secret."""
+        return {step: slot.encode() for step, slot in self._state.slots.items()}
+
     def next_deadline_s(self) -> float | None:
         """Return when to send ``Tick`` if nothing comes, Unix seconds; None if never."""
         return None if self._over else self._deadline_s

@@ -12,6 +12,7 @@ from privacy.secagg.messages import (
     DealtShares,
     GraphReveal,
     GraphReveals,
+    RetryProof,
     Roster,
     ShareDelivery,
     SignedBundle,
@@ -196,6 +197,7 @@ AggregatorMessage = (
     | SurvivorSet
     | SurvivorQuorum
     | AbortRequest
+    | RetryProof
     | AttemptResult
     | JobEnded
     | Refused

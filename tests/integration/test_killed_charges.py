@@ -53,6 +53,26 @@ def test_a_charge_its_bytes_and_its_attempt_live_or_die_together(tmp_path, kind)
     assert {(False, False, False), (True, False, True), (True, True, True)} <= cases
 
 
+def test_a_retry_serves_one_charge_and_its_update_lies_in_one_place(tmp_path):
+    found = lives(tmp_path, "retry")
+    for life in found:
+        charged = life["charges"]
+        assert len(charged) <= 1, "the second sending was charged as well"
+        assert charged or not life["sent"], "a byte left that nobody paid for"
+        assert life["charges_after_resending"] == charged, "coming back costs nothing"
+        assert life["copies"] <= 1, "one update for two attempts"
+        assert charged or not life["copies"]
+        assert life["served"] in ([], charged)
+        # Nobody proves anything to the next life: a fresh update, and a charge of its own.
+        assert (life["ready"], life["outcome"], life["survived"]) == (True, "published", True)
+        assert len(life["charges_at_end"]) == len(charged) + 1
+        assert life["sent_anew"] not in life["sent"]
+        assert life["left_over"] == []
+    # The kills did fall before and after the update was held, and after it was bound again.
+    cases = {(bool(life["charges"]), bool(life["served"]), life["copies"]) for life in found}
+    assert {(False, False, 0), (True, False, 1), (True, True, 1)} <= cases
+
+
 def test_local_steps_are_paid_before_the_first_one_runs_and_never_given_back(tmp_path):
     found = lives(tmp_path, "local")
     for life in found:

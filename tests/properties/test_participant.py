@@ -17,6 +17,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("replay"), st.integers(0, 10_000)),
     st.tuples(st.just("abort"), SITE),
     st.tuples(st.just("late"), SITE),
+    st.tuples(st.just("free"), st.sets(SITE)),
+    st.tuples(st.just("prove"), st.integers(0, 10_000)),
 )
 
 
@@ -26,6 +28,8 @@ class Watched(SimAggregator):
     def __init__(self):
         super().__init__(NAMES)
         self.left = {name: [] for name in NAMES}
+        self.released = {name: [] for name in NAMES}
+        self.proofs = []
         for site in self.sites.values():
             site.carry_out = self.watch(site, site.carry_out)
 
@@ -34,10 +38,38 @@ class Watched(SimAggregator):
             if isinstance(command, ec.SendMessage):
                 self.left[site.name].append(command.message)
             if isinstance(command, ec.UploadUpdate):
-                assert command.ctx in site.charges, "charged before the first byte leaves"
+                paid = command.ctx in site.charges or root(site, command.ctx) in site.charges
+                assert paid, "charged before the first byte leaves"
             return carry_out(command)
 
         return watched
+
+    def run_attempt(self, names, lose=None):
+        outcome = super().run_attempt(names, lose)
+        if outcome[0] == "published":
+            ctx = self.delivered[-1][1].ctx
+            for name in outcome[2]:
+                self.released[name].append(root(self.sites[name], ctx))
+        return outcome
+
+    def prove(self, number):
+        """Send a proof of any failed attempt to its site, or one that was sent before."""
+        if self.failed:
+            failed = self.failed[number % len(self.failed)]
+            name = NAMES[number % len(NAMES)]
+            proof = self.proof_of(failed, name)
+            if proof is not None:
+                self.proofs.append((name, proof))
+        if self.proofs:
+            name, proof = self.proofs[number % len(self.proofs)]
+            self.sites[name].feed(proof)
+
+
+def root(site, ctx):
+    """Give the attempt whose charge an attempt was sent under."""
+    while ctx in site.served:
+        ctx = site.served[ctx]
+    return ctx
 
 
 def act(market, kind, value):
@@ -61,6 +93,10 @@ def act(market, kind, value):
             _, message = market.delivered[-1]
             ctx = getattr(message, "ctx", None) or message.context.digest()
             market.sites[value].feed(m.AbortRequest(ctx, "changed our mind"))
+        case "free" if market.failed:
+            market.free(sorted(value))
+        case "prove":
+            market.prove(value)
         case "late":
             site = market.sites[value]
             site.now_s += 700.0
@@ -79,6 +115,9 @@ def check(market):
                     # Slot 3 holds one survivor set or the abort, never both.
                     assert votes.setdefault((message.ctx, "slot 3"), message) == message
         assert len(site.charges) == len(set(site.charges))
+        assert len(set(site.served.values())) == len(site.served), "one sending serves one next"
+        released = market.released[name]
+        assert len(set(released)) == len(released), "one charge was opened in two sums"
         assert len(site.charges) <= site.trained, "an update is charged in one attempt only"
 
 

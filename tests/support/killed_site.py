@@ -1,6 +1,6 @@
 """A site on a real store, killed in each state that it leaves on disk while it trains and sends.
 
-    python -P -m tests.support.killed_site FOLDER {shared|large|local}
+    python -P -m tests.support.killed_site FOLDER {shared|large|local|retry}
 
 A first run looks at the folder before every line of the modules in ``TRACED``, so that no state
 between two writes is missed: what a killed process leaves is what lies on disk. Then, for each of
@@ -15,32 +15,32 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 import tidegate.keys
-from edge_node import boot_key, budget, mirror, steps, store, updates
+from edge_node import boot_key, budget, mirror, steps, store, store_held, updates
 from edge_node import commands as ec
 from edge_node.bench import Bench
 from edge_node.boot_key import BootKey
 from edge_node.budget import Ledgers, read_entries
-from edge_node.bundles import decode_bundle, encode_bundle, unpack_secrets
+from edge_node.bundles import encode_bundle
 from edge_node.data import from_table
 from edge_node.participant import Participant
 from edge_node.policy import BudgetRule, Policy
+from edge_node.recovery import take_up
 from edge_node.rounds.contract import JobAtSite
 from edge_node.steps import StepWriter
 from edge_node.store import Store
 from edge_node.store_schema import StoredBundle
 from edge_node.updates import UpdateDesk
-from edge_node.upload import update_from_bytes
 from privacy.accounting.chain import TIER_ENFORCED
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import Mode
 from privacy.planning import CohortRules, step_event
-from privacy.secagg.commands import Step
 from privacy.secagg.keys import P256
 from privacy.secagg.masking import mask
 from privacy.spec import TensorSpec, VectorSpec
@@ -55,7 +55,9 @@ KEY = BootKey(b"k" * 32, fresh=False, on_memory=True)
 POLICY = Policy(budgets=(BudgetRule("loans", 20.0, 1e-5),))
 RULES = CohortRules(1, 4, 5)
 LOCAL = make_plan(Mode.RECORD_LOCAL, gradient=5, metrics=0, z=2.0, steps=4)
-TRACED = {m.__file__ for m in (boot_key, budget, mirror, steps, store, updates, tidegate.keys)}
+TRACED = {
+    m.__file__ for m in (boot_key, budget, mirror, steps, store, store_held, updates, tidegate.keys)
+}
 
 
 class DurableSite(SimSite):
@@ -85,23 +87,8 @@ class DurableSite(SimSite):
         """Take up what an earlier process left, in the order of ``EdgeNode``."""
         self.participant = Participant(self.identity, self.policy, manifest)
         self.participant.restore_job(self.accepted(JOB))
-        taken = []
-        for attempt in self.store.live_attempts():
-            goes_on = self.participant.exchange.restore(
-                (attempt.job_id, attempt.round, attempt.attempt),
-                attempt.facts,
-                (decode_bundle(attempt.bundle, P256), unpack_secrets(attempt.secrets)),
-                {Step(step): slot for step, slot in self.store.slots(attempt.ctx).items()},
-                self.now_s,
-            )
-            kept = self.store.update_of(attempt.ctx)
-            if kept is not None:
-                self.bench.charged[attempt.ctx] = update_from_bytes(kept)
-            if goes_on:
-                taken.append(attempt.ctx)
-            else:
-                self.carry_out(ec.EraseAttempt(attempt.ctx))
-        return taken
+        take_up(self.store, self.participant.exchange, self.bench, P256, self.now_s)
+        return list(self.participant.exchange._attempts)
 
     def with_secrets(self, roster):
         arrived = super().with_secrets(roster)
@@ -122,19 +109,32 @@ class DurableSite(SimSite):
                 self.send(sent.tobytes())
                 self.uploads[ctx] = sent
                 return None
+        return super().carry_out(command)
+
+    def put_away(self, command):
+        match command:
             case ec.DropUpdate(job_id):
                 self.bench.ready.pop(job_id, None)
-                return None
+                held = self.bench.held.pop(job_id, None)
+                if held is not None:
+                    self.store.erase(held[0])
+            case ec.HoldUpdate(ctx, job_id):
+                self.store.hold(ctx, self.bench.hold(job_id, ctx))
+            case ec.RecallUpdate(job_id, key):
+                self.bench.recall(job_id, key)
             case ec.EraseAttempt(ctx):
                 self.bench.forget_attempt(ctx)
                 self.store.erase(ctx)
-                return None
-        return super().carry_out(command)
 
     def send(self, data):
         with self.wire.open("ab", buffering=0) as file:
             file.write(data[: len(data) // 2])
             file.write(data[len(data) // 2 :])
+
+    def updates_on_disk(self):
+        """Count the attempts that an update is kept with: live ones and held ones."""
+        attempts = (*self.store.live_attempts(), *self.store.held_attempts())
+        return sum(self.store.update_of(attempt.ctx) is not None for attempt in attempts)
 
     def charged_digests(self):
         (ledger,) = self.store.ledgers()
@@ -174,13 +174,18 @@ def make_market(plan):
     return market
 
 
-def attempt_once(market, folder):
-    """Train and run one attempt from the start, in a new folder."""
+def attempt_once(market, folder, *, retry=False):
+    """Train and run one attempt from the start, in a new folder; first one in vain, if asked."""
     site = market.sites[ME]
     site.open(folder, 1)
     site.keep_stock()
     yield
     market.ask_to_train()
+    if retry:
+        outcome = market.run_attempt(NAMES, lose={NAMES[-1]: "upload", NAMES[-2]: "upload"})
+        assert outcome[0] == "aborted", outcome
+        market.free(NAMES)
+        market.ask_to_train()
     outcome = market.run_attempt(NAMES)
     assert outcome[0] == "published", outcome
 
@@ -223,10 +228,10 @@ class Killer:
             self._seen = seen
 
 
-def first_life(market, folder, strike_at):
+def first_life(market, folder, strike_at, *, retry=False):
     """Run to the end, or to the strike; without one, keep the lines before which to strike."""
     killer = Killer(folder, strike_at)
-    life = attempt_once(market, folder)
+    life = attempt_once(market, folder, retry=retry)
     next(life)
     sys.settrace(killer.trace)
     for _ in life:
@@ -243,14 +248,16 @@ def second_life(market, folder):
     ran = (folder / "local-steps-1").exists()
     sent = (folder / "wire-1").read_bytes() if (folder / "wire-1").exists() else b""
     taken = site.restore(parse(market.manifest.canonical()))
+    copies = site.updates_on_disk()
     for event in (ec.Connected(), market.welcome()):
         site.feed(event)
     again = site.wire.read_bytes() if site.wire.exists() else b""
     resent = site.charged_digests()
     site.wire = folder / "wire-3"
     site.sent.clear()
-    market.attempt += 1  # the one that was cut off
+    market.attempt += 2  # those that were cut off
     for stock in market.stock.values():
+        stock.popleft()
         stock.popleft()
     ready = market.ask_to_train()
     outcome = market.run_attempt(NAMES)
@@ -259,6 +266,8 @@ def second_life(market, folder):
         "ran": ran,
         "sent": sent.hex(),
         "taken": [ctx.hex() for ctx in taken],
+        "copies": copies,
+        "served": [ctx.hex() for ctx in site.store.held.served().values()],
         "again": again.hex(),
         "charges_after_resending": resent,
         "ready": ME in ready,
@@ -295,11 +304,12 @@ def main():
     market = make_market(LOCAL if kind == "local" else PLAN)
     whole = where / "whole"
     whole.mkdir(mode=0o700)
-    assert in_a_process(first_life, market, whole, 0) == 0
+    live = partial(first_life, retry=kind == "retry")
+    assert in_a_process(live, market, whole, 0) == 0
     for number in json.loads((whole / "states").read_text()):
         folder = where / f"{number}"
         folder.mkdir(mode=0o700)
-        ended = in_a_process(first_life, market, folder, number)
+        ended = in_a_process(live, market, folder, number)
         assert ended == -signal.SIGKILL, (number, ended)
         assert in_a_process(report, market, folder) == 0, number
         sys.stdout.write((folder / "seen").read_text() + "\n")

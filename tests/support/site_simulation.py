@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from edge_node import commands as ec
-from edge_node.exchange import SiteIdentity
+from edge_node.attempt_terms import SiteIdentity
 from edge_node.participant import Participant
 from edge_node.policy import Policy
 from privacy.errors import PeerError, Reason
@@ -79,6 +79,9 @@ class SimSite:
         self.slots = {}
         self.begun = {}
         self.charges = []
+        self.held = {}
+        self.slots_of_dead = {}
+        self.served = {}
         self.last_sum = None
         self.ready = {}
         self.charged = {}
@@ -89,7 +92,7 @@ class SimSite:
         self.uploads = {}
         self.last_accepted = {}
         self.hold_training = False
-        self.held = None
+        self.held_training = None
 
     def accepted(self, job_id):
         return ec.AcceptedJob(
@@ -139,14 +142,26 @@ class SimSite:
             case ec.UploadUpdate(ctx, _, ring_bits, terms):
                 update = NoisedUpdate(self.charged[ctx])
                 self.uploads[ctx] = mask(update, terms, ring_bits).values_d
+            case ec.Note():
+                self.notes.append(command)
+            case _:
+                self.put_away(command)
+        return None
+
+    def put_away(self, command):
+        match command:
             case ec.DropUpdate(job_id):
                 self.ready.pop(job_id, None)
+                self.held.pop(job_id, None)
+            case ec.HoldUpdate(ctx, job_id):
+                self.slots_of_dead[ctx] = self.slots.pop(ctx)
+                assert sc.Step.UNMASK not in self.slots_of_dead[ctx]
+                self.held[job_id] = (ctx, self.charged.pop(ctx))
+            case ec.RecallUpdate(job_id, key):
+                self.ready[job_id] = (key, self.held[job_id][1])
             case ec.EraseAttempt(ctx):
                 self.slots.pop(ctx, None)
                 self.charged.pop(ctx, None)
-            case ec.Note():
-                self.notes.append(command)
-        return None
 
     def refill(self, count):
         made = []
@@ -164,7 +179,7 @@ class SimSite:
             reason, why = self.train_error
             return ec.TrainFailed(command.job_id, command.key, reason, why, 0.5)
         if self.hold_training:
-            self.held = command
+            self.held_training = command
             return None
         return self.finish_training(command)
 
@@ -192,6 +207,10 @@ class SimSite:
             self.charged[command.ctx] = update
             if command.commit.charge:
                 self.charges.append(command.ctx)
+            elif self.plan.mode is not Mode.RECORD_LOCAL:
+                assert self.held[command.job_id][0] == command.serves
+                self.served[command.ctx] = command.serves
+            self.held.pop(command.job_id, None)
         if command.survivors:
             assert step is sc.Step.UNMASK
             self.last_sum = frozenset(command.survivors)
@@ -220,6 +239,7 @@ class SimAggregator:
         self.by_me = {site.me: site for site in self.sites.values()}
         self.stock = {site.me: deque() for site in self.sites.values()}
         self.delivered = []
+        self.failed = []
         self.version = 0
         self.job_id = "job-1"
         self.attempt = 0
@@ -308,7 +328,26 @@ class SimAggregator:
         attempt = ServerAttempt(
             ServerConfig(P256, roster.context, roster.bundles, roster.plan, self.manifest.pinned())
         )
-        return _Run(self, attempt, roster.context.digest(), lose).go()
+        outcome = _Run(self, attempt, roster.context.digest(), lose).go()
+        if outcome[0] == "aborted":
+            self.failed.append(attempt)
+        return outcome
+
+    def proof_of(self, attempt, name):
+        """Give an aborted attempt's proof for a site; votes that came since are counted too."""
+        for site in self.sites.values():
+            for vote in site.take((m.AbortSignature, m.SurvivorSignature)):
+                for failed in self.failed:
+                    with contextlib.suppress(PeerError):
+                        failed.handle(vote, NOW_S)
+        return attempt.proof_for(self.sites[name].me)
+
+    def free(self, names):
+        """Send each of these sites the proof of its last attempt, where there is one."""
+        for name in names:
+            proof = self.proof_of(self.failed[-1], name)
+            if proof is not None:
+                self.sites[name].feed(proof)
 
 
 def updates_of(aggregator):

@@ -15,6 +15,8 @@ from privacy.secagg.messages import (
     DeliveredShare,
     GraphReveal,
     GraphReveals,
+    RetryProof,
+    RetryVote,
     RevealedShare,
     Roster,
     ShareCommitments,
@@ -189,6 +191,16 @@ def quorums(draw):
     )
 
 
+@st.composite
+def retry_proofs(draw):
+    sites = draw(site_sets)
+    cut = draw(st.integers(0, len(sites)))
+    dealt, survivors = draw(index_sets), draw(index_sets)
+    aborts = [RetryVote(site, draw(signatures)) for site in sites[:cut]]
+    votes = [RetryVote(site, draw(signatures), dealt, survivors) for site in sites[cut:]]
+    return RetryProof(draw(hashes), (*aborts, *votes))
+
+
 aggregator_messages = st.one_of(
     st.builds(GraphReveals, hashes, st.lists(hashes, min_size=2, max_size=9).map(tuple)),
     st.builds(m.Welcome, texts, blobs, signatures),
@@ -221,6 +233,7 @@ aggregator_messages = st.one_of(
     st.builds(SurvivorSet, hashes, index_sets, index_sets),
     quorums(),
     st.builds(AbortRequest, hashes, texts),
+    retry_proofs(),
     st.builds(m.AttemptResult, hashes, hashes, index_sets),
     st.builds(m.JobEnded, slugs, st.sampled_from(["finished", "failed", "stopped"]), texts),
     st.builds(m.Refused, reasons, texts),

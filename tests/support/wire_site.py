@@ -50,6 +50,7 @@ class WireSite:
         self.offers = []
         self.results = []
         self.ended = []
+        self.proofs = []
         self.refused = []
         self.requests = []
         self.aborts = 0
@@ -141,6 +142,8 @@ class WireSite:
                 self.attempts.pop(message.ctx, None)
             case m.JobEnded():
                 self.ended.append(message)
+            case m.RetryProof():
+                self.proofs.append(message)  # it keeps no update, and makes a new one
             case m.Refused():
                 self.refused.append(message)
             case _:

@@ -15,6 +15,7 @@ from privacy.secagg.messages import (
     Fingerprint,
     GraphReveal,
     GraphReveals,
+    RetryProof,
     Roster,
     ShareDelivery,
     SurvivorQuorum,
@@ -23,7 +24,7 @@ from privacy.secagg.messages import (
     UnmaskShares,
 )
 from tidegate import appbundle, flower_config, jobfile, manifest
-from tidegate.convert import bounds, secagg
+from tidegate.convert import bounds, retry, secagg
 from tidegate.convert.bounds import Limits, malformed
 from tidegate.messages import (
     TRAIN,
@@ -303,6 +304,7 @@ _FROM_AGGREGATOR: dict[str, Callable[..., AggregatorMessage]] = {
     "survivor_set": secagg.survivor_set_from_wire,
     "survivor_quorum": secagg.survivor_quorum_from_wire,
     "abort_request": lambda m, _: secagg.abort_request_from_wire(m),
+    "retry_proof": retry.retry_proof_from_wire,
     "attempt_result": _attempt_result,
     "job_ended": _job_ended,
     "refused": _refused,
@@ -358,6 +360,7 @@ _TO_SITE: dict[type, tuple[str, Callable[..., Any]]] = {
     SurvivorSet: ("survivor_set", secagg.survivor_set_to_wire),
     SurvivorQuorum: ("survivor_quorum", secagg.survivor_quorum_to_wire),
     AbortRequest: ("abort_request", secagg.abort_request_to_wire),
+    RetryProof: ("retry_proof", retry.retry_proof_to_wire),
     AttemptResult: ("attempt_result", lambda m: pb.AttemptResult(**_fields(m))),
     JobEnded: ("job_ended", lambda m: pb.JobEnded(**_fields(m))),
     Refused: ("refused", lambda m: pb.Refused(**_fields(m))),

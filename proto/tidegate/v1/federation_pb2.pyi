@@ -58,7 +58,7 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., bundles: _Optional[_Union[BundleStock, _Mapping]] = ..., job_reply: _Optional[_Union[JobReply, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., dealt_shares: _Optional[_Union[_secagg_pb2.DealtShares, _Mapping]] = ..., survivor_signature: _Optional[_Union[_secagg_pb2.SurvivorSignature, _Mapping]] = ..., unmask_shares: _Optional[_Union[_secagg_pb2.UnmaskShares, _Mapping]] = ..., abort_signature: _Optional[_Union[_secagg_pb2.AbortSignature, _Mapping]] = ..., attempt_failed: _Optional[_Union[AttemptFailed, _Mapping]] = ..., graph_reveal: _Optional[_Union[_secagg_pb2.GraphReveal, _Mapping]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("welcome", "bundle_request", "job_offer", "train_request", "roster", "share_delivery", "survivor_set", "survivor_quorum", "abort_request", "attempt_result", "job_ended", "refused", "graph_reveals")
+    __slots__ = ("welcome", "bundle_request", "job_offer", "train_request", "roster", "share_delivery", "survivor_set", "survivor_quorum", "abort_request", "attempt_result", "job_ended", "refused", "graph_reveals", "retry_proof")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     JOB_OFFER_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class SessionResponse(_message.Message):
     JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     GRAPH_REVEALS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_PROOF_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     bundle_request: BundleRequest
     job_offer: JobOffer
@@ -85,7 +86,8 @@ class SessionResponse(_message.Message):
     job_ended: JobEnded
     refused: Refused
     graph_reveals: _secagg_pb2.GraphReveals
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., bundle_request: _Optional[_Union[BundleRequest, _Mapping]] = ..., job_offer: _Optional[_Union[JobOffer, _Mapping]] = ..., train_request: _Optional[_Union[TrainRequest, _Mapping]] = ..., roster: _Optional[_Union[_secagg_pb2.Roster, _Mapping]] = ..., share_delivery: _Optional[_Union[_secagg_pb2.ShareDelivery, _Mapping]] = ..., survivor_set: _Optional[_Union[_secagg_pb2.SurvivorSet, _Mapping]] = ..., survivor_quorum: _Optional[_Union[_secagg_pb2.SurvivorQuorum, _Mapping]] = ..., abort_request: _Optional[_Union[_secagg_pb2.AbortRequest, _Mapping]] = ..., attempt_result: _Optional[_Union[AttemptResult, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., graph_reveals: _Optional[_Union[_secagg_pb2.GraphReveals, _Mapping]] = ...) -> None: ...
+    retry_proof: _secagg_pb2.RetryProof
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., bundle_request: _Optional[_Union[BundleRequest, _Mapping]] = ..., job_offer: _Optional[_Union[JobOffer, _Mapping]] = ..., train_request: _Optional[_Union[TrainRequest, _Mapping]] = ..., roster: _Optional[_Union[_secagg_pb2.Roster, _Mapping]] = ..., share_delivery: _Optional[_Union[_secagg_pb2.ShareDelivery, _Mapping]] = ..., survivor_set: _Optional[_Union[_secagg_pb2.SurvivorSet, _Mapping]] = ..., survivor_quorum: _Optional[_Union[_secagg_pb2.SurvivorQuorum, _Mapping]] = ..., abort_request: _Optional[_Union[_secagg_pb2.AbortRequest, _Mapping]] = ..., attempt_result: _Optional[_Union[AttemptResult, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., graph_reveals: _Optional[_Union[_secagg_pb2.GraphReveals, _Mapping]] = ..., retry_proof: _Optional[_Union[_secagg_pb2.RetryProof, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "instance_id", "device", "jobs")

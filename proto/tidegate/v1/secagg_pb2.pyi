@@ -196,6 +196,28 @@ class UnmaskShares(_message.Message):
     surplus_seeds: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, ctx: _Optional[bytes] = ..., self_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., mask_shares: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., surplus_seeds: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class RetryVote(_message.Message):
+    __slots__ = ("signer", "signature")
+    SIGNER_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    signer: bytes
+    signature: bytes
+    def __init__(self, signer: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class RetryProof(_message.Message):
+    __slots__ = ("ctx", "aborts", "votes", "dealt", "survivors")
+    CTX_FIELD_NUMBER: _ClassVar[int]
+    ABORTS_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    DEALT_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    ctx: bytes
+    aborts: _containers.RepeatedCompositeFieldContainer[RetryVote]
+    votes: _containers.RepeatedCompositeFieldContainer[RetryVote]
+    dealt: _containers.RepeatedScalarFieldContainer[int]
+    survivors: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ctx: _Optional[bytes] = ..., aborts: _Optional[_Iterable[_Union[RetryVote, _Mapping]]] = ..., votes: _Optional[_Iterable[_Union[RetryVote, _Mapping]]] = ..., dealt: _Optional[_Iterable[int]] = ..., survivors: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class AbortRequest(_message.Message):
     __slots__ = ("ctx", "reason")
     CTX_FIELD_NUMBER: _ClassVar[int]

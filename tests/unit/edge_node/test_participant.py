@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_node import commands as ec
-from edge_node.exchange import SiteIdentity
+from edge_node.attempt_terms import SiteIdentity
 from edge_node.participant import Participant
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import Mode
@@ -274,7 +274,7 @@ def test_a_result_for_an_older_version_is_dropped_and_the_newer_one_trained(mark
     site = market.sites["bank-a"]
     site.hold_training = True
     site.feed(market.train_request())
-    old = site.held
+    old = site.held_training
     market.version, market.round = 1, 2
     site.feed(market.train_request())
     site.hold_training = False
@@ -293,7 +293,7 @@ def test_times_by_kind_come_with_ready(market):
     site.hold_training = True
     site.feed(market.train_request())
     site.now_s += 2.0
-    site.feed(site.finish_training(site.held))
+    site.feed(site.finish_training(site.held_training))
     ready = site.take(m.Ready)[0]
     assert (ready.train_s, ready.exchange_s, ready.wait_s) == (2.0, 0.0, 0.0)
 

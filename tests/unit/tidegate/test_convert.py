@@ -139,6 +139,14 @@ VALID = {
     "abort_request": lambda: from_aggregator(
         abort_request=secagg_pb2.AbortRequest(ctx=HASH, reason="too few sites")
     ),
+    "retry_proof": lambda: from_aggregator(
+        retry_proof=secagg_pb2.RetryProof(
+            ctx=HASH,
+            aborts=[secagg_pb2.RetryVote(signer=SITE, signature=SIGNATURE)],
+            votes=[secagg_pb2.RetryVote(signer=OTHER, signature=SIGNATURE)],
+            dealt=[1, 2, 3], survivors=[1, 3],
+        )
+    ),
     "attempt_result": lambda: from_aggregator(
         attempt_result=federation_pb2.AttemptResult(
             ctx=HASH, transcript_hash=HASH, survivors=[1, 2]
