@@ -35,6 +35,7 @@ from aggregator.round_events import (
     RoundFailed,
     SiteLeft,
     SumOpened,
+    Tell,
     Train,
 )
 from aggregator.round_outcome import OpenedAttempt, RoundOutcome
@@ -145,6 +146,7 @@ class LiveRound:
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[RoundOutcome] = self._loop.create_future()
         self._attempts: dict[int, LiveAttempt] = {}
+        self._aborted: dict[bytes, int] = {}
         self._opened = 1  # the number of an exchange's first attempt
         self._events: deque[RoundEvent] = deque()
         self._busy = False
@@ -193,8 +195,10 @@ class LiveRound:
                 if number is not None:
                     self._host.say(f"{self._members[site]} left the attempt: {reason}: {detail}")
                     self.feed(Exchanged(number, SiteLost(site, Reason(reason))))
-            case AbortSignature() if number is None:
-                pass  # the answer to an AbortRequest, after the attempt is over
+            case AbortSignature() | SurvivorSignature() if number is None:
+                # The answer to an AbortRequest, after the attempt is over: it may free somebody.
+                if message.ctx in self._aborted:
+                    self.feed(Exchanged(self._aborted[message.ctx], message))
             case _:
                 if number is None:
                     raise PeerError(Reason.WRONG_CONTEXT, "a frame of an attempt that is over")
@@ -275,6 +279,9 @@ class LiveRound:
                         self._host.sites.lack_bundle.discard(site)
                         if not self._host.send_frame(site, self._train_frame):
                             self._events.append(SiteLeft(site, Reason.TIMEOUT))
+                case Tell(site, messages):
+                    for message in messages:
+                        self._send(site, message)
                 case OpenAttempt(attempt):
                     self._events.append(AttemptOpened(attempt, self._open_attempt(command)))
                 case Exchange(attempt, inner):
@@ -385,6 +392,8 @@ class LiveRound:
         self._host.say(f"round {self.number}, attempt {number}: aborted: {why}")
         LOGGER.warning("job %s round %d attempt %d aborted: %s", job_id, self.number, number, why)
         self._host.progress.attempts_aborted += 1
+        if number in self._attempts:
+            self._aborted[self._attempts[number].ctx] = number
         self._end_attempt(number, ATTEMPT_ABORTED, why)
 
     def _end_attempt(self, number: int, how: str, why: str) -> None:

@@ -6,7 +6,8 @@
 
 Sites train first and say when they are ready; out of the ready ones a cohort is cut, and only that
 cohort runs the secure exchange (``privacy.secagg.server.ServerAttempt``, wrapped here). An abort
-reveals nothing: the round gathers again, for the same model version, under a higher attempt number.
+reveals nothing: the round gathers again, for the same model version, under a higher attempt number;
+sites that were charged first get what frees them, where it is there (``retry_votes``).
 A site that left comes back by joining. Tries are capped; what a round waits for is said in words.
 
 Where the rule asks for groups, each try draws its cohort into groups anew, and each group is an
@@ -20,6 +21,7 @@ from enum import StrEnum
 
 from aggregator.cohort import CohortRule, choose, draw_groups, may_cut
 from aggregator.group_attempt import GroupAttempt
+from aggregator.retry_votes import FailedAttempts
 from aggregator.round_events import (
     AttemptOpened,
     AttemptOver,
@@ -37,6 +39,7 @@ from aggregator.round_events import (
     SiteNotReady,
     SiteReady,
     SumOpened,
+    Tell,
     Train,
 )
 from privacy.errors import Reason
@@ -125,6 +128,7 @@ class Round:
     _aborted_cohort: frozenset[Fingerprint] = frozenset()
     _pause_until_s: float | None = None
     _last_failure: str = ""
+    _failed: FailedAttempts = field(default_factory=FailedAttempts)
 
     def begin(self, sites: Iterable[Fingerprint], now_s: float) -> list[RoundCommand]:
         """Invite the connected sites that accepted the job."""
@@ -169,7 +173,8 @@ class Round:
         if self.phase is Phase.EXCHANGE:
             due = [group.deadline_s for group in self._groups.values()]
         elif self.phase is Phase.GATHER:
-            due = [self._pause_until_s, None if self._late else self._deadline_s]
+            votes_s = self._failed.until_s if self._failed.waiting else None
+            due = [self._pause_until_s, None if self._late else self._deadline_s, votes_s]
         else:
             return None
         return min((time_s for time_s in due if time_s is not None), default=None)
@@ -195,6 +200,8 @@ class Round:
             case AttemptOpened():
                 commands = self._opened(event, now_s)
             case Exchanged(attempt, inner):
+                if self._failed.take(attempt, inner, now_s):
+                    return self._free(now_s)
                 commands = self._exchange(self._groups.get(attempt), inner, now_s)
             case DeadlinePassed():
                 commands = self._deadline(now_s)
@@ -219,7 +226,25 @@ class Round:
         invited = [name for name in chosen if self._sites[name].state is not SiteState.READY]
         for name in invited:
             self._sites[name].state, self._sites[name].why = SiteState.TRAINING, ""
-        return [Train(tuple(invited)), *self._cut(now_s)]
+        self._failed.hold_back(invited, here, now_s)
+        asked = tuple(name for name in invited if name not in self._failed.waiting)
+        return [Train(asked), *self._free(now_s), *self._cut(now_s)]
+
+    def _free(self, now_s: float) -> list[RoundCommand]:
+        """Tell who waits for a proof what frees it; when none can come, have it train anew."""
+        waiting = self._failed.waiting
+        if self.phase is not Phase.GATHER or not waiting:
+            return []
+        present = [n for n, site in self._sites.items() if site.state is not SiteState.ABSENT]
+        over = now_s >= self._failed.until_s or not self._failed.votes_due(present)
+        asked = [site for site in sorted(waiting) if over or self._failed.is_freed(site)]
+        waiting.difference_update(asked)
+        return [command for site in asked for command in self._ask(site, now_s)]
+
+    def _ask(self, site: Fingerprint, now_s: float, *, back: bool = False) -> list[RoundCommand]:
+        """Ask a site to train; first it gets what says that it need not."""
+        told = self._failed.messages_for(site, now_s, back=back)
+        return [*([Tell(site, told)] if told else []), Train((site,))]
 
     def _joined(self, site: Fingerprint, now_s: float) -> list[RoundCommand]:
         known = self._sites.get(site)
@@ -230,9 +255,10 @@ class Round:
             back = SiteBack(site)  # nothing while the attempt is opening
             return self._exchange(self._group_of(site), back, now_s)
         self._sites[site] = _Site(SiteState.TRAINING, caught=known is not None and known.caught)
-        return [Train((site,))]
+        return self._ask(site, now_s, back=True)
 
     def _left(self, site: Fingerprint, reason: Reason, now_s: float) -> list[RoundCommand]:
+        self._failed.waiting.discard(site)
         known = self._sites.get(site)
         if known is None:
             return []
@@ -250,6 +276,7 @@ class Round:
         if known.state in (SiteState.ABSENT, SiteState.DROPPED):
             return []  # not asked: gone, or caught in this round
         known.state, known.why = SiteState.READY, ""
+        self._failed.waiting.discard(site)  # it was not charged, and says so by itself
         return self._cut(now_s)
 
     def _not_ready(self, event: SiteNotReady, now_s: float) -> list[RoundCommand]:
@@ -284,6 +311,8 @@ class Round:
     def _open(self, ready: set[Fingerprint]) -> list[RoundCommand]:
         """Ask for an attempt of the cohort, or one for each group that it is drawn into."""
         self._pause_until_s = None
+        late = tuple(sorted(self._failed.waiting))
+        self._failed.waiting.clear()
         self.phase = Phase.OPENING
         self._tries += 1
         cohort = choose(ready, self.config.rule, self.config.seed, self._tries)
@@ -291,7 +320,7 @@ class Round:
         for site in cohort:
             self._sites[site].state = SiteState.IN_COHORT
         count = self.config.rule.groups.count
-        commands: list[RoundCommand] = []
+        commands: list[RoundCommand] = [Train(late)] if late else []
         drawn = draw_groups(cohort, count, self.config.seed, self._tries)
         for index, sites in enumerate(drawn, start=1):
             self._number += 1
@@ -331,6 +360,7 @@ class Round:
                 self._sites[command.site].caught = True
             commands.append(Exchange(group.number, command))
         if isinstance(group.end, AbortAttempt):
+            self._failed.add(group.number, group.machine)
             commands.append(AttemptOver(group.number, group.end.reason, group.end.message))
         elif group.end is not None:
             for site in group.sites - set(group.end.survivors):
@@ -382,7 +412,7 @@ class Round:
             self._pause_until_s = None
         if self._deadline_s is not None and now_s >= self._deadline_s:
             self._late = True
-        return self._cut(now_s)
+        return [*self._free(now_s), *self._cut(now_s)]
 
     # --- small things -----------------------------------------------------------------------------
 

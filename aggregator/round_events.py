@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from privacy.errors import Reason
 from privacy.secagg.commands import ServerCommand, ServerEvent
-from privacy.secagg.messages import Fingerprint
+from privacy.secagg.messages import AbortRequest, Fingerprint, RetryProof
 from privacy.secagg.server import ServerAttempt
 
 # --- events ---------------------------------------------------------------------------------------
@@ -84,6 +84,14 @@ class Train:
     """Ask these sites to train for this round."""
 
     sites: tuple[Fingerprint, ...]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send these to a site, before it is asked to train: an abort, a proof of the retry rule."""
+
+    site: Fingerprint
+    messages: tuple[AbortRequest | RetryProof, ...]
 
 
 @dataclass(frozen=True)
@@ -164,4 +172,4 @@ class RoundFailed:
 RoundEnd = AttemptOver | AttemptUnused | SumOpened | RoundDone | RoundFailed
 """How an attempt, or the round, ended."""
 
-RoundCommand = Train | OpenAttempt | Exchange | RoundEnd
+RoundCommand = Train | Tell | OpenAttempt | Exchange | RoundEnd

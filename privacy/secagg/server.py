@@ -85,6 +85,11 @@ class ServerAttempt:
         return self._state.sites(self._state.survivors)
 
     @property
+    def may_have_charged(self) -> tuple[Fingerprint, ...]:
+        """Who was asked for a masked update: a site is charged before it gives one."""
+        return self._state.sites(self._state.dealt) if self._state.delivered else ()
+
+    @property
     def votes(self) -> tuple[RetryVote, ...]:
         """What was signed for the retry rule so far: one vote a member, an abort before a U3."""
         return self._state.votes
@@ -239,6 +244,7 @@ class ServerAttempt:
         state.dealt = {i: state.dealt[i] for i in sorted(state.dealt) if i in state.alive}
         ctx = state.cohort.ctx
         excluded = state.exclude("too late for U2", state.dealt)
+        state.delivered = True
         return excluded + self._enter(
             Phase.MASKED_UPDATE,
             state.dealt,

@@ -64,6 +64,7 @@ class ServerState:
         reveals: Each r.
         dealt: What each dealt; U2, ascending, once step 1 is closed.
         trees: Each dealer's.
+        delivered: Step 1 is closed and its shares went out: members of U2 may have been charged.
         uploads: Digests of the folded updates.
         survivors: U3 once it is fixed.
         signed: Signatures on U3.
@@ -93,6 +94,7 @@ class ServerState:
         self.reveals: dict[int, bytes] = {}
         self.dealt: dict[int, DealtShares] = {}
         self.trees: dict[int, MerkleTree] = {}
+        self.delivered = False
         self.uploads: dict[int, bytes] = {}
         self.survivors: tuple[int, ...] = ()
         self.signed: dict[int, bytes] = {}

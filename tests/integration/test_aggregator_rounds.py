@@ -87,6 +87,10 @@ def test_two_losses_abort_and_the_round_goes_on_when_they_are_back(tmp_path):
                 live.connect(site)
             job = await live.watch(job_id)
             assert (job.state, job.round) == ("finished", 2)
+            # Three aborted and are here: they were told so before they were asked to train again.
+            told = {proof.ctx for site in live.sites[2:] for proof in site.proofs}
+            assert len(told) == 1
+            assert all(site.proofs for site in live.sites[2:])
             tensors = load(await live.export(job_id))
             flat = np.concatenate([tensors[t.name].ravel() for t in SPEC.tensors])
             # The first to come back makes four: a cohort may be cut before the second one.

@@ -22,6 +22,7 @@ class FakeAttempt:
         self.cohort = cohort
         self.answers = {}
         self.events = []
+        self.may_have_charged = ()
         self.deadline_s = None
 
     def on(self, kind, *commands):
