@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 WIDTH = 720
 LABEL = 170
 ROW = 26
-KINDS = ("training", "exchange", "waiting")
+KINDS = ("compute", "exposed", "idle")
 
 
 def bars(rows: Sequence[tuple[str, float, str]], low: float, high: float) -> str:

@@ -243,8 +243,8 @@ def _show(result: dict[str, Any], options: DemoOptions, console: Console) -> Non
     console.print(table_of("Five banks: AUC on the consortium's test data", columns, rows))
     console.print(
         f"ε per {result['unit']} at δ={result['delta_dp']:g}; bytes of one site in the federation;"
-        " time: training/exchange/waiting; alone and pooled are trained without privacy; fp32"
-        " sync is the bare fp32 payload of the same number of steps",
+        " time: compute/exposed communication/idle; alone and pooled are trained without privacy;"
+        " fp32 sync is the bare fp32 payload of the same number of steps",
         style="dim",
     )
     console.print(

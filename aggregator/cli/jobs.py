@@ -17,10 +17,12 @@ from aggregator.cli.flower_folder import (
 from aggregator.cli.output import EXIT_REFUSED, Session, as_dict, moment, table_of
 from aggregator.cli.progress import job_table, mode_text, person_lines, watch_live
 from aggregator.cli.submission import JOB_FILE, Submission, prepare, requests_of
+from aggregator.cli.utilisation import Baseline, baseline_of
 from privacy.errors import UsageError
+from privacy.spec import VectorSpec
 from tidegate.convert import job_status_from_wire
-from tidegate.jobfile import NONE, FlowerApp
-from tidegate.v1 import operator_pb2
+from tidegate.jobfile import NONE, FlowerApp, JobFile
+from tidegate.v1 import operator_pb2, operator_pb2_grpc
 
 app = typer.Typer(no_args_is_help=True, help="Submit, watch and stop jobs.")
 
@@ -166,8 +168,9 @@ def show(context: typer.Context, job_id: JobId) -> None:
     session: Session = context.obj
     with operator_api(session.folder()) as api:
         answer = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id))
+        baseline = _baseline(api, job_id)
     job = job_status_from_wire(answer.job)
-    session.show(as_dict(job), job_table(job))
+    session.show(as_dict(job), job_table(job, baseline))
     if not session.as_json:
         for line in job.log:
             session.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
@@ -274,10 +277,18 @@ def _show_rehearsal(session: Session, submission: Submission) -> None:
         session.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _baseline(api: operator_pb2_grpc.OperatorServiceStub, job_id: str) -> Baseline | None:
+    """Fetch what a job's bytes are compared with."""
+    job_toml = api.GetJob(operator_pb2.GetJobRequest(job_id=job_id)).job_toml
+    spec = api.GetHistory(operator_pb2.GetHistoryRequest(job_id=job_id)).vector_spec
+    return baseline_of(JobFile.parse_received(job_toml), VectorSpec.from_bytes(spec).length)
+
+
 def _watch(session: Session, job_id: str) -> None:
     with operator_api(session.folder()) as api:
+        baseline = _baseline(api, job_id)
         updates = api.WatchJob(operator_pb2.WatchJobRequest(job_id=job_id))
-        job = watch_live(updates, None if session.as_json else session.console)[-1]
+        job = watch_live(updates, None if session.as_json else session.console, baseline)[-1]
     if session.as_json:
         session.show(as_dict(job), "")
     if job.state != "finished":

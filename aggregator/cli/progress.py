@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.cli.output import data_size
+from aggregator.cli.utilisation import TIMES, Baseline, share_text, time_text
 from privacy.accounting.chain import TIER_CONDITIONAL
 from privacy.errors import PeerError, Reason
 from privacy.wrap import WARN_RATE
@@ -31,13 +33,16 @@ STYLES = {
 
 
 def watch_live(
-    updates: Iterable[operator_pb2.WatchJobResponse], console: Console | None
+    updates: Iterable[operator_pb2.WatchJobResponse],
+    console: Console | None,
+    baseline: Baseline | None = None,
 ) -> list[JobStatus]:
     """Show a job until it ends.
 
     Args:
         updates: What ``WatchJob`` streams; the last one is the job's end.
         console: Where to draw; ``None`` draws nothing.
+        baseline: What bytes are compared with; ``None`` compares nothing.
 
     Returns:
         The job as it was seen over time, the last one at its end.
@@ -52,11 +57,11 @@ def watch_live(
         for update in updates:
             seen.append(job_status_from_wire(update.job))
             if live:
-                live.update(job_table(seen[-1]))
+                live.update(job_table(seen[-1], baseline))
     if not seen:
         raise PeerError(Reason.MALFORMED, "the aggregator ended the watch without a word")
     if console is not None and not drawn:
-        console.print(job_table(seen[-1]))  # into a file or pipe: the end only
+        console.print(job_table(seen[-1], baseline))  # into a file or pipe: the end only
     return seen
 
 
@@ -72,9 +77,9 @@ def placed(site: SiteProgress) -> str:
     return f"{site.state} (group {site.group})" if site.group else site.state
 
 
-def job_table(job: JobStatus) -> RenderableType:
+def job_table(job: JobStatus, baseline: Baseline | None = None) -> RenderableType:
     """Draw one job: where it is, what it measures, and each site's part."""
-    return Group(_headline(job), _bar(job), _sites(job))
+    return Group(_headline(job), _bar(job), _sites(job, baseline))
 
 
 def person_lines(job: JobStatus) -> list[str]:
@@ -132,29 +137,38 @@ def _bar(job: JobStatus) -> RenderableType:
     return grid
 
 
-def _sites(job: JobStatus) -> Table:
-    caption = "time: training / exchange / waiting, in percent"
+def _sites(job: JobStatus, baseline: Baseline | None) -> Table:
+    caption = TIMES
+    if baseline is not None:
+        caption = f"{caption}\nfp32: up and down against {baseline.name}"
     if job.mode != NONE and job.delta_dp:
         lines = [f"ε per {job.unit} of all releases so far, at δ={job.delta_dp:g}"]
         caption = "\n".join([*lines, *person_lines(job), caption])
-    table = Table(header_style="bold", caption=caption, caption_justify="left")
+    # Without vertical lines: nine columns fit into eighty characters.
+    table = Table(
+        header_style="bold",
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for column in ("site", "state"):
         table.add_column(column)
-    for column in ("ε", "up", "down", "rounds", "drops", "time"):
+    compared = () if baseline is None else ("fp32",)
+    for column in ("ε", "up", "down", *compared, "rounds", "drops", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     for site in job.sites:
-        busy = site.train_s + site.exchange_s + site.wait_s
-        parts = (site.train_s, site.exchange_s, site.wait_s)
-        shares = "/".join(f"{100 * part / busy:.0f}" for part in parts) if busy > 0 else "-"
+        against = () if baseline is None else (share_text(baseline.share(site, job.round)),)
         table.add_row(
             site.site_id,
             Text(placed(site), style=STYLES.get(site.state, "")),
             f"{site.epsilon:.3f}" if job.mode != NONE else "no DP",
             data_size(site.bytes_up),
             data_size(site.bytes_down),
+            *against,
             str(site.rounds_in),
             str(site.dropped),
-            shares,
+            time_text(site),
         )
         if site.detail:
             table.add_row("", Text(site.detail, style="yellow"))

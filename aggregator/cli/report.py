@@ -16,22 +16,20 @@ from aggregator.cli.charts import curve, stacked
 from aggregator.cli.job_facts import JobFacts
 from aggregator.cli.output import data_size
 from aggregator.cli.progress import bound_text
+from aggregator.cli.utilisation import baseline_of, share_text, time_text
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.spec import VectorSpec
 from privacy.wrap import WARN_RATE
 from tidegate.jobfile import (
-    Evaluation,
     FlowerApp,
     JobFile,
     LocalPrivacy,
     Robust,
-    Statistics,
     Trees,
 )
 from tidegate.requests import JobHistory, JobStatus
 
 PAGES = Path(__file__).parent / "pages"
-_FP32_BYTES = 4
 _TROUBLES = 40
 _AGAINST = {
     Mode.RECORD_DISTRIBUTED: "the aggregator, with up to c colluding sites",
@@ -83,6 +81,7 @@ def _values(facts: JobFacts) -> dict[str, Any]:
         "parameters": spec.length,
         "pace": _pace(status),
         "curves": _curves(history, job),
+        "time_of": {site.site_id: time_text(site) for site in status.sites},
         "time_chart": _time_chart(status) if status.round else "",
         "dropped": sum(site.dropped for site in status.sites),
         "troubles": status.log[-_TROUBLES:],
@@ -162,15 +161,16 @@ def _number(privacy: object, name: str) -> str:
 
 
 def _traffic(status: JobStatus, job: JobFile, parameters: int) -> dict[str, Any]:
-    """Give a site's traffic, and what full synchronisation of a trained vector would have been."""
+    """Give a mean site's traffic, each site's share of the baseline's, and the baseline's own."""
     count = max(1, len(status.sites))
     site = sum(entry.bytes_up + entry.bytes_down for entry in status.sites) / count
-    if isinstance(job.work, Trees | Statistics | Evaluation) or not status.round:
-        return {"site": site, "fp32": 0, "share": None, "baseline": ""}
-    fp32 = status.round * parameters * _FP32_BYTES
-    by_step = status.mode == Mode.RECORD_DISTRIBUTED
-    baseline = "per-step fp32 synchronisation" if by_step else "fp32 FedAvg, same rounds"
-    return {"site": site, "fp32": fp32, "share": site / (2 * fp32), "baseline": baseline}
+    baseline = baseline_of(job, parameters)
+    if baseline is None or not status.round:
+        return {"site": site, "fp32": 0, "share": None, "baseline": "", "of": {}}
+    fp32 = status.round * baseline.round_bytes
+    of = {entry.site_id: share_text(baseline.share(entry, status.round)) for entry in status.sites}
+    share = site / (2 * fp32)
+    return {"site": site, "fp32": fp32, "share": share, "baseline": baseline.name, "of": of}
 
 
 def _pace(status: JobStatus) -> str:
@@ -213,7 +213,7 @@ def _time_chart(status: JobStatus) -> Markup:
     rows = [
         (
             site.site_id,
-            {"training": site.train_s, "exchange": site.exchange_s, "waiting": site.wait_s},
+            {"compute": site.train_s, "exposed": site.exchange_s, "idle": site.wait_s},
         )
         for site in status.sites
     ]

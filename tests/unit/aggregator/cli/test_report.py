@@ -115,7 +115,7 @@ def test_traffic_is_compared_with_the_baseline_by_name(tmp_path):
     report.write(page, facts())
     assert "per-step fp32 synchronisation" in page.read_text()
     report.write(page, facts(private=False))
-    assert "fp32 FedAvg, same rounds" in page.read_text()
+    assert "fp32 FedAvg, same local steps" in page.read_text()
 
 
 def test_a_job_without_a_round_has_a_report_without_empty_charts_and_shares(tmp_path):
