@@ -10,7 +10,7 @@ numpy's generator, which is not cryptographic. The ratio is the stage's time ove
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,9 @@ from privacy.spec import TensorSpec, VectorSpec
 RECORDS = 64
 RECORD_LENGTH = 10_029
 """Coordinates of one record's gradient: the model of ``rounds.py``."""
+
+WHOLE_PATH_BITS = (8, 10, 16, 24)
+"""Ring widths of the whole paths: compressed jobs of 16 to 1,000 sites take 8 to 10 bits."""
 
 RULES = CohortRules(colluders=1, min_survivors=4, members=5)
 SEED = bytes(range(32))
@@ -104,6 +107,7 @@ def stages(length: int, neighbours: int) -> list[Stage]:
     total_d = values_d.copy()
     return [
         *_rounding_stages(length, draw),
+        *_whole_paths(length, draw),
         Stage(
             f"Skellam noise, V={variance}",
             length,
@@ -212,6 +216,25 @@ def _rounding_stages(length: int, draw: np.random.Generator) -> list[Stage]:
             lambda: np.rint(delta_D * np.float32(by_site.scale)),
         ),
     ]
+
+
+def _whole_paths(length: int, draw: np.random.Generator) -> list[Stage]:
+    """Lay out the way of a dense delta to masked, packed bytes, the masks of neighbours apart."""
+    delta_D = draw.normal(0, 1e-3, length).astype(np.float32)
+    own_mask = [MaskTerm(SEED, 1)]
+
+    def encode_mask_pack(plan: EncodingPlan, delta: Delta) -> memoryview:
+        return masking.mask_and_pack(encode_delta(plan, delta), own_mask, plan.bits)
+
+    wide = replace(site_plan(length), clip_gradient=1e-3 * 2 * length**0.5)
+    found = []
+    for kind in (MapKind.IDENTITY, MapKind.ROTATION):
+        for bits in WHOLE_PATH_BITS:  # 7 standard deviations fill half the ring
+            plan = replace(wide, map_kind=kind, bits=bits, scale=2.0 ** (bits - 2) / 7e-3)
+            work = partial(encode_mask_pack, plan, Delta(delta_D, plan.spec_digest))
+            name = f"delta to packed bytes, {kind}, {bits} bits, own mask"
+            found.append(Stage(name, length, work, "copy", partial(np.copy, delta_D)))
+    return found
 
 
 def _terms(mode: Mode) -> PrivacyTerms:

@@ -276,6 +276,7 @@ class Exchange:
         values_D = draw.normal(0, 1e-3, self._cell.dim).astype(np.float32)
         delta = Delta(values_D, self._plan.spec_digest)
         whole, masks = Cost(), Cost()
+        encode_delta(self._plan, delta)  # loads the compiled loops: once a process, not a vector
         for site in self._measured:
             with whole.timed():
                 update = encode_delta(self._plan, delta)
