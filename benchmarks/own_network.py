@@ -68,7 +68,7 @@ class OwnNetwork:
     """The namespaces and links; make one by `own_network`."""
 
     congestion_control: str
-    _held: ExitStack = field(repr=False)
+    _held: ExitStack = field(default_factory=ExitStack, repr=False)
     _sites: dict[str, int] = field(default_factory=dict)
 
     def add_site(self, name: str, wire: Wire | None = None) -> None:
@@ -92,6 +92,11 @@ class OwnNetwork:
         dial = [sys.executable, "-c", _DIAL, str(_SYSCTL), self.congestion_control]
         subprocess.run([*_inside(pid), *dial], check=True)
         self._sites[name] = pid
+
+    def remove_sites(self) -> None:
+        """End all sites' namespaces and links."""
+        self._sites.clear()
+        self._held.close()
 
     def has(self, name: str) -> bool:
         """Say whether a site of this name was added."""
@@ -140,8 +145,11 @@ def own_network() -> Iterator[OwnNetwork]:
         raise RuntimeError(f"no new network namespace: {os.strerror(ctypes.get_errno())}")
     _ip("link set lo up")
     _ip(f"addr add {ADDRESS} dev lo")
-    with ExitStack() as held:
-        yield OwnNetwork(_set_congestion_control(), held)
+    network = OwnNetwork(_set_congestion_control())
+    try:
+        yield network
+    finally:
+        network.remove_sites()
 
 
 def _set_congestion_control() -> str:

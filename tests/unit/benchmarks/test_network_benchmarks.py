@@ -6,7 +6,16 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import digits_data, fedavg, job_run, peer_flower, round_grid, traffic, traffic_sides
+from benchmarks import (
+    digits_data,
+    fedavg,
+    job_run,
+    peer_flower,
+    round_grid,
+    traffic,
+    traffic_sides,
+    wan,
+)
 from benchmarks.delayed_link import Line, queue_bytes, wire_bytes
 from benchmarks.job_text import with_values
 from benchmarks.own_network import Traffic
@@ -25,7 +34,7 @@ def spent(up, down):
     return Spent(up, down, 2 * up, 2 * down, {})
 
 
-@pytest.mark.parametrize("script", [round_grid, traffic])
+@pytest.mark.parametrize("script", [round_grid, traffic, wan])
 def test_every_option_has_a_default(script):
     assert script.parse([]).json is None
 
@@ -37,6 +46,10 @@ def test_every_option_has_a_default(script):
         (round_grid, ["--sites", "1"]),
         (round_grid, ["--sites", "many"]),
         (round_grid, ["--peers", "openfl"]),
+        (wan, ["--mbit", "fast"]),
+        (wan, ["--mbit", "0"]),
+        (wan, ["--rounds", "2"]),
+        (wan, ["--mb", "7"]),
         (traffic, ["--rounds", "4"]),
         (traffic, ["--seeds", "0"]),
     ],
@@ -63,9 +76,14 @@ def test_the_grids_job_files_are_valid_at_other_sizes(name):
     assert JobFile.parse(raw).round.target_sites == 9
 
 
-def test_the_digits_job_is_valid():
-    raw = (traffic_sides.APPS / "digits" / "job.toml").read_bytes()
-    assert JobFile.parse(raw).privacy.mode == "none"
+@pytest.mark.parametrize("app", [traffic_sides.APPS / "digits", wan.APP])
+def test_jobs_that_compare_with_a_peer_without_noise_have_none(app):
+    assert JobFile.parse((app / "job.toml").read_bytes()).privacy.mode == "none"
+
+
+def test_an_accelerator_is_busy_while_it_trains_and_never_more():
+    assert wan.busy_fraction(8.0, 10.0) == 0.8
+    assert wan.busy_fraction(8.0, 7.99) == 1.0
 
 
 def test_a_line_takes_its_time_for_the_bits_and_then_the_delay():
