@@ -13,7 +13,7 @@ import grpc.aio
 import numpy as np
 
 from edge_node.link import Link
-from privacy.errors import PeerError, Reason
+from privacy.errors import PeerError, Reason, UsageError
 from privacy.noise import NoisedUpdate
 from privacy.secagg.masking import mask_and_pack
 from privacy.secagg.messages import MaskTerm
@@ -26,6 +26,10 @@ CHUNK_BYTES = 1 << 20
 _INLINE_LENGTH = 1 << 18
 """Shorter vectors are masked on the spot: a hand-over to a thread costs more than it frees."""
 _RETRY_S = 0.5
+_WIDTHS = (b"<i1", b"<i2", b"<i4", b"<i8")
+"""How a stored update begins: numpy's name of its integers."""
+
+_WIDTH_BYTES = 3
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,26 @@ async def _requests(
 
 
 def update_to_bytes(update: NoisedUpdate) -> bytes:
-    """Write an update's integers, before any reduction, for the store."""
-    return update.vector_D.astype("<i8", copy=False).tobytes()
+    """Write an update's integers for the store: whole, before any reduction, as narrow as they fit.
+
+    What a step must make durable before it may be answered is a good part of a round with a large
+    model: most integers have fewer than 16 bits.
+    """
+    values_D = update.vector_D
+    low, high = (int(values_D.min()), int(values_D.max())) if values_D.size else (0, 0)
+    spans = {width: np.iinfo(width.decode()) for width in _WIDTHS}
+    width = next(w for w, span in spans.items() if span.min <= low and high <= span.max)
+    return width + values_D.astype(width.decode(), copy=False).tobytes()
 
 
 def update_from_bytes(raw: bytes) -> NoisedUpdate:
-    """Read what `update_to_bytes` wrote."""
-    return NoisedUpdate(np.frombuffer(raw, dtype="<i8"))
+    """Read what `update_to_bytes` wrote.
+
+    Raises:
+        UsageError: It wrote no such bytes.
+    """
+    width = raw[:_WIDTH_BYTES]
+    if width not in _WIDTHS or (len(raw) - _WIDTH_BYTES) % int(width[-1:]):
+        raise UsageError("a stored update is none of this version: let the attempt end, then go on")
+    narrow_D = np.frombuffer(raw, dtype=width.decode(), offset=_WIDTH_BYTES)
+    return NoisedUpdate(narrow_D.astype("<i8"))
