@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from aggregator.admission import admit
-from aggregator.broadcast import ContentShelf
+from aggregator.broadcast import VersionContents
 from aggregator.bundle_stock import BundleStock
 from aggregator.config import AggregatorConfig
 from aggregator.drive import drive
@@ -30,8 +30,10 @@ from aggregator.registry import EnrolledSite, Registry, SealedManifest
 from aggregator.runner import JobRunner
 from aggregator.server_app.store import CallStore
 from aggregator.sessions import Sessions, SiteSession
+from aggregator.shelf import ContentShelf
 from aggregator.spool import Spool
 from aggregator.store import Store
+from aggregator.version_log import DeltaLog, forget_versions, kept_logs
 from privacy.errors import PeerError, Reason, TidegateError
 from privacy.secagg.keys import suite_named
 from tidegate import pki
@@ -57,6 +59,7 @@ class Coordinator:
         self.spool = Spool(config.folder / "spool")
         self.shelf = ContentShelf()
         self.device: torch.device = pick_device(config.device)
+        self._store = store
         self._jobs = JobStore(store)
         self._calls = CallStore(store)
         self._known = {job.job_id: job for job in self._jobs.load_all()}
@@ -71,9 +74,10 @@ class Coordinator:
 
     def start(self) -> None:
         """Take up work where it was left."""
-        self._calls.forget_all_but(
-            job.job_id for job in self._known.values() if not job.state.is_over
-        )
+        unfinished = [job.job_id for job in self._known.values() if not job.state.is_over]
+        self._calls.forget_all_but(unfinished)
+        for job_id in kept_logs(self._store) - set(unfinished):
+            forget_versions(self._store, job_id)
         if self.registry.sealed is not None:
             self._make_stock(self.registry.sealed)
         self._start_next()
@@ -135,7 +139,8 @@ class Coordinator:
         job, first = await asyncio.to_thread(
             admit, header, app, model, sealed.manifest, self.config.limits, time.time()
         )
-        self._jobs.insert(job, first)
+        whole = VersionContents(checkpoint=first.whole() if job.replays else None)
+        self._jobs.insert(job, first, DeltaLog(self._store, job.job_id).append(first, whole))
         self._known[job.job_id] = job
         LOGGER.info(
             "job %s submitted: %d parameters, B=%d", job.job_id, job.spec.length, job.plan.bits
@@ -341,7 +346,8 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         try:
             run = JobRun(job, around, lambda: self._notify(job.job_id))
-            runner = JobRunner(run, loop, self._jobs, nodes, time.time)
+            versions = DeltaLog(self._store, job.job_id)
+            runner = JobRunner(run, loop, self._jobs, versions, nodes, time.time)
         except TidegateError as error:
             self._end(job, JobState.FAILED, str(error))
             return False
@@ -374,6 +380,7 @@ class Coordinator:
             run.end(JobEnded(job.job_id, str(state), detail))
         self._keep(replace(job, state=state, detail=detail))
         self._calls.forget(job.job_id)
+        forget_versions(self._store, job.job_id)
         if run is not None:
             self._run = None
             self._start_next()

@@ -7,7 +7,7 @@ Its rounds are ``live_round``'s, one after the other, each asked for by the job'
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
 from aggregator.broadcast import ModelVersion
 from aggregator.cohort import cohort_rule
@@ -27,6 +27,7 @@ from aggregator.round_events import (
 )
 from aggregator.round_outcome import RoundOutcome
 from aggregator.sessions import SiteSession, frame_of
+from aggregator.shelf import Content, HeldContent
 from privacy.errors import PeerError, Reason
 from privacy.secagg.commands import UploadCompleted
 from privacy.secagg.messages import (
@@ -85,6 +86,7 @@ class JobRun:
                 job.evaluation_encoding,
             )
         )
+        self._app_offer = f"{job.job_id}/app"
         self._live: LiveRound | None = None
         self._enough: asyncio.Future[list[Fingerprint]] | None = None
         self._failure: PeerError | None = None
@@ -105,7 +107,8 @@ class JobRun:
 
     def start(self) -> None:
         """Offer the job to all connected members."""
-        self.around.shelf.put(self.job.app_sha256, self.job.app, self._members)
+        app: dict[bytes, Content] = {self.job.app_sha256: HeldContent(self.job.app)}
+        self.around.shelf.offer(self._app_offer, app, self._members)
         for session in self.around.sessions.live():
             self.site_connected(session)
 
@@ -116,10 +119,10 @@ class JobRun:
             self.send_frame(site, frame)
         if self._looking is not None:
             self._looking.cancel()
-        self.around.shelf.withdraw(self.job.app_sha256)
+        self.around.shelf.withdraw(self._app_offer)
+        self.around.shelf.withdraw(self.job.job_id)
         if self._live is not None:
             self._live.close()
-            self.around.shelf.withdraw(self._live.model.sha256)
         self.fail(PeerError(Reason.STOPPED, message.detail or message.state))
 
     def fail(self, why: PeerError) -> None:
@@ -139,13 +142,18 @@ class JobRun:
         return await self._enough
 
     async def run_round(
-        self, order: RoundOrder, model: ModelVersion, passed_over: Container[Fingerprint]
+        self,
+        order: RoundOrder,
+        model: ModelVersion,
+        contents: Mapping[bytes, Content],
+        passed_over: Container[Fingerprint],
     ) -> RoundOutcome:
         """Run one round from a model version.
 
         Args:
             order: Which, and what for.
             model: What to train from.
+            contents: What the sites may fetch meanwhile, by digest.
             passed_over: Sites that the strategy knew of and did not sample.
 
         Raises:
@@ -153,10 +161,7 @@ class JobRun:
         """
         if self._failure is not None:
             raise self._failure
-        shelf = self.around.shelf
-        if self._live is not None and self._live.model.sha256 != model.sha256:
-            shelf.withdraw(self._live.model.sha256)
-        shelf.put(model.sha256, model.data, self.sites.accepted)
+        self.around.shelf.offer(self.job.job_id, contents, self.sites.accepted)
         config = RoundConfig(
             order.number,
             self.rule,

@@ -21,9 +21,11 @@ from aggregator.tables import CHECKPOINTS, JOBS, JOURNAL, VERSIONS
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import EncodingPlan
 from privacy.spec import VectorSpec
+from tidegate.broadcast import Broadcast
 from tidegate.convert import MAX_HISTORY
 from tidegate.jobfile import JobFile
 from tidegate.messages import is_evaluation
+from tidegate.replay import replays
 from tidegate.requests import RoundRecord
 
 ATTEMPT_OPENED = "attempt-opened"
@@ -113,6 +115,11 @@ class Job:
         return self.evaluation_plan
 
     @cached_property
+    def replays(self) -> bool:
+        """Whether sites are sent the sums that make versions, not the versions."""
+        return replays(self.file, self.plan)
+
+    @cached_property
     def app_sha256(self) -> bytes:
         """The app bundle's digest."""
         return hashlib.sha256(self.app).digest()
@@ -125,8 +132,16 @@ class JobStore:
         """Use a store."""
         self._store = store
 
-    def insert(self, job: Job, first: ModelVersion) -> None:
-        """Keep a submitted job and its version 0."""
+    def insert(
+        self, job: Job, first: ModelVersion, also: Callable[[Connection], None] | None = None
+    ) -> None:
+        """Keep a submitted job and its version 0.
+
+        Args:
+            job: As admitted.
+            first: Its version 0.
+            also: Writes what else is to be durable with it.
+        """
         model = self._store.put_blob(job.job_id, first.data)
         row = {
             "job_id": job.job_id,
@@ -156,6 +171,8 @@ class JobStore:
             connection.execute(insert(JOBS), row)
             connection.execute(insert(VERSIONS), _version_row(job.job_id, first, bytes(32)))
             connection.execute(insert(CHECKPOINTS), checkpoint)
+            if also is not None:
+                also(connection)
 
     def load_all(self) -> list[Job]:
         """Return all jobs in the order of submission."""
@@ -320,7 +337,7 @@ class JobStore:
             UsageError: The stored bytes are damaged.
         """
         query = (
-            select(CHECKPOINTS, VERSIONS.c.sha256, VERSIONS.c.chain_head)
+            select(CHECKPOINTS, VERSIONS.c.sha256, VERSIONS.c.chain_head, VERSIONS.c.broadcast)
             .join(
                 VERSIONS,
                 (VERSIONS.c.job_id == CHECKPOINTS.c.job_id)
@@ -334,8 +351,9 @@ class JobStore:
             raise PeerError(Reason.UNKNOWN_JOB, f"no job {job_id!r}")
         sha256 = bytes(row.sha256)
         data = self._store.get_blob(job_id, row.model, sha256)
-        announced = bytes(row.announcement)
-        model = ModelVersion(row.version, sha256, bytes(row.chain_head), data, announced)
+        broadcast = Broadcast.from_bytes(bytes(row.broadcast))
+        head, announced = bytes(row.chain_head), bytes(row.announcement)
+        model = ModelVersion(row.version, sha256, head, data, broadcast, announced)
         strategy = self._store.get_blob(job_id, row.strategy, bytes(row.strategy_sha256))
         return Checkpoint(model, strategy, row.exchange)
 
@@ -395,6 +413,7 @@ def _version_row(job_id: str, model: ModelVersion, transcript_hash: bytes) -> di
         "sha256": model.sha256,
         "chain_head": model.chain_head,
         "transcript_hash": transcript_hash,
+        "broadcast": model.broadcast.raw,
     }
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import torch
 
-from aggregator.broadcast import ContentShelf, ModelVersion
+from aggregator.broadcast import ModelVersion
 from aggregator.bundle_stock import BundleStock
 from aggregator.fold import Fold
 from aggregator.jobs import Job, JobStore
 from aggregator.registry import SealedManifest
 from aggregator.sessions import Sessions
+from aggregator.shelf import ContentShelf
 from aggregator.spool import Spool
 from privacy.errors import UsageError
 from privacy.planning import encoding_for_version

@@ -61,6 +61,7 @@ from privacy.secagg.messages import (
     UnmaskShares,
 )
 from privacy.secagg.server import ServerAttempt
+from tidegate.broadcast import ContentName
 from tidegate.messages import AggregatorMessage, AttemptFailed, AttemptResult, TrainRequest
 
 AttemptMessage = (
@@ -76,11 +77,13 @@ class RoundOrder:
     Attributes:
         number: The exchange's, on the wire: strictly increasing.
         shown: The number of training rounds that are done with it, for people.
+        log: Names the log of versions that late sites may go by.
         instruction: Purpose and settings.
     """
 
     number: int
     shown: int
+    log: ContentName
     instruction: Instruction = TRAINING
 
 
@@ -134,10 +137,9 @@ class LiveRound:
             TrainRequest(
                 host.job.job_id,
                 config.round,
-                model.version,
-                model.sha256,
-                len(model.data),
+                model.broadcast,
                 model.chain_head,
+                order.log,
                 order.instruction.purpose,
                 order.instruction.config,
                 model.announcement,

@@ -25,6 +25,8 @@ from privacy.planning import encoding_for_version
 from privacy.wrap import SumBounds, WrapReading, read_wrap
 from tidegate.job_terms import most_of_site
 from tidegate.jobfile import FlowerApp
+from tidegate.messages import is_evaluation
+from tidegate.replay import pack_sum
 
 Vector = NDArray[np.float64]
 
@@ -39,12 +41,16 @@ class OpenedSum:
             none are averaged.
         wraps: By attempt, what each sum shows of wrapping.
         left_out: Attempts whose sums have certainly wrapped; their groups are left out.
+        packed: The sum's integers for the sites, where they replay it; else empty.
+        updates: How many updates the packed sum holds.
     """
 
     mean: SecureMean = field(repr=False)
     metric_sums: tuple[float, ...]
     wraps: tuple[tuple[int, WrapReading], ...]
     left_out: tuple[int, ...]
+    packed: bytes = field(default=b"", repr=False)
+    updates: int = 0
 
     @property
     def wrap_rate(self) -> float:
@@ -76,6 +82,8 @@ class _Group:
     gradient_D: Vector = field(repr=False)
     metric_sums_M: Vector = field(repr=False)
     noise_std: float
+    packed: bytes = field(default=b"", repr=False)
+    updates: int = 0
 
 
 def open_sum(
@@ -96,15 +104,18 @@ def open_sum(
             groups are left without those whose sums have.
     """
     plan = encoding_for_version(job.plan_for(purpose), version)
-    groups = [_open(job, one, plan, outcome) for one in outcome.opened]
+    replayed = job.replays and not is_evaluation(purpose)
+    groups = [_open(job, one, plan, outcome, replayed=replayed) for one in outcome.opened]
     whole = _joined(job, groups)
     wraps = tuple((group.number, group.wrap) for group in groups)
     left_out = tuple(number for number, wrap in wraps if wrap.is_certain)
     mean, metric_sums = _read(job, plan, purpose, whole, averager)
-    return OpenedSum(mean, metric_sums, wraps, left_out)
+    return OpenedSum(mean, metric_sums, wraps, left_out, whole.packed, whole.updates)
 
 
-def _open(job: Job, one: OpenedAttempt, plan: EncodingPlan, outcome: RoundOutcome) -> _Group:
+def _open(
+    job: Job, one: OpenedAttempt, plan: EncodingPlan, outcome: RoundOutcome, *, replayed: bool
+) -> _Group:
     attempt = one.attempt
     surplus = Surplus(plan.noise_share, attempt.surplus_seeds)
     opened = unmask(attempt.fold.finish(), attempt.terms, surplus.parts)
@@ -118,7 +129,14 @@ def _open(job: Job, one: OpenedAttempt, plan: EncodingPlan, outcome: RoundOutcom
     decoded = decode_sum(plan, opened.values_d, divisor)
     noise_std = math.sqrt(noise) / (plan.scale * divisor)
     return _Group(
-        attempt.number, wrap, divisor, decoded.gradient_D, decoded.metric_sums_M, noise_std
+        attempt.number,
+        wrap,
+        divisor,
+        decoded.gradient_D,
+        decoded.metric_sums_M,
+        noise_std,
+        pack_sum(plan, opened.values_d) if replayed else b"",
+        opened.updates,
     )
 
 

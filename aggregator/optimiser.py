@@ -3,58 +3,26 @@
 The strategy is Flower's own class, unchanged; only the loop around it is ours, because Flower's
 restarts at round 1 and keeps no state: moments and momentum are taken out after each round, made
 durable with the model version, and put back on a restart, so that a resumed job takes exactly the
-steps that an undisturbed one takes.
+steps that an undisturbed one takes. The step itself is ``tidegate.outer_step``, which sites replay.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp.strategy import (
-    FedAdagrad,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedProx,
-    FedYogi,
-)
+from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from aggregator import flower_messages
 from aggregator.secure_grid import GridCall, GridMean, SecureGrid
 from aggregator.secure_rounds import GlobalModel, Instruction, SecureRounds
-from privacy.errors import PeerError, Reason, UsageError
+from privacy.errors import UsageError
 from privacy.spec import VectorSpec
-from tidegate.flower_bridge import assume_task_identity
+from tidegate import flower_messages
 from tidegate.jobfile import FlowerApp
+from tidegate.outer_step import OuterStep, moved_by
 
 Vector = NDArray[np.float32]
-Arrays = dict[str, NDArray[np.floating]]
-
-_KINDS: dict[str, Callable[..., FedAvg]] = {
-    "FedAvg": FedAvg,
-    "FedProx": FedProx,
-    "FedAvgM": FedAvgM,
-    "FedAdagrad": FedAdagrad,
-    "FedAdam": FedAdam,
-    "FedYogi": FedYogi,
-}
-_MOMENTS = ("m_t", "v_t")
-_MOMENTUM = "momentum_vector"
-_STATE_FIELDS = {
-    "FedAvg": (),
-    "FedProx": (),
-    "FedAvgM": (_MOMENTUM,),
-    "FedAdagrad": _MOMENTS,
-    "FedAdam": _MOMENTS,
-    "FedYogi": _MOMENTS,
-}
-"""By strategy: its attributes that carry over from round to round, arrays by tensor.
-
-The model that a step starts from is no state: it is the published version, set before each round.
-"""
 
 
 class Optimiser:
@@ -81,29 +49,11 @@ class Optimiser:
         Raises:
             UsageError: The strategy is unknown, or takes no such option.
         """
-        if name not in _KINDS:
-            known = ", ".join(_KINDS)
-            raise UsageError(f"[strategy] name = {name!r} cannot run on secure sums; use {known}")
-        self._name = name
         self._spec = spec
         self._app = app
         evaluates = app is not None and app.evaluate_every > 0
-        common = {
-            "fraction_train": 1.0,
-            "fraction_evaluate": 1.0 if evaluates else 0.0,
-            "min_train_nodes": min_sites,
-            "min_evaluate_nodes": min_sites,
-            "min_available_nodes": min_sites,
-            "weighted_by_key": flower_messages.WEIGHT_KEY,
-        }
-        # A learning rate other than 1 is FedAvgM with no momentum in Flower, and keeps no state.
-        scaled = name == "FedAvg" and "server_learning_rate" in options
-        kind = _KINDS["FedAvgM" if scaled else name]
-        try:
-            self._strategy = kind(**{**common, **options})
-        except TypeError as error:
-            raise UsageError(f"[strategy.options] does not fit {name}: {error}") from error
-        assume_task_identity()
+        self._outer = OuterStep(name, options, spec, min_sites, evaluates=evaluates)
+        self._strategy = self._outer.strategy
 
     def step(self, round_number: int, global_D: Vector, rounds: SecureRounds) -> GlobalModel | None:
         """Run one round: configure, exchange over a secure grid, aggregate.
@@ -121,25 +71,12 @@ class Optimiser:
         Raises:
             PeerError: NOT_FINITE, the step left the finite numbers: no such model is published.
         """
-        grid, arrays = self._grid(global_D, rounds)
-        if isinstance(self._strategy, FedAvgM):
-            self._strategy.current_arrays = arrays  # what was published, not what was rounded
+        grid, arrays = self._grid(rounds, global_D), self._outer.begin(global_D)
         settings = ConfigRecord(dict(self._app.train_config) if self._app else {})
         instructions = self._strategy.configure_train(round_number, arrays, settings, grid)
         replies = grid.send_and_receive(instructions)
-        if not replies:
-            return None
-        stepped, metrics = self._strategy.aggregate_train(round_number, replies)
-        if stepped is None:
-            return None
-        values_D = self._spec.flatten(flower_messages.as_float32(stepped))
-        if not np.isfinite(values_D).all():
-            raise PeerError(
-                Reason.NOT_FINITE,
-                f"round {round_number}: the server optimiser left the finite numbers; lower the"
-                " learning rate in [strategy.options]",
-            )
-        return GlobalModel(values_D, flower_messages.plain_metrics(metrics))
+        stepped = self._outer.finish(round_number, replies) if replies else None
+        return None if stepped is None else GlobalModel(*stepped)
 
     def evaluate(
         self, round_number: int, global_D: Vector, rounds: SecureRounds
@@ -154,7 +91,7 @@ class Optimiser:
         Returns:
             The metrics, or None where the exchange was given up.
         """
-        grid, arrays = self._grid(global_D, rounds)
+        grid, arrays = self._grid(rounds, global_D), self._outer.begin(global_D)
         settings = ConfigRecord(dict(self._app.evaluate_config) if self._app else {})
         instructions = self._strategy.configure_evaluate(round_number, arrays, settings, grid)
         replies = grid.send_and_receive(instructions)
@@ -163,21 +100,9 @@ class Optimiser:
         metrics = self._strategy.aggregate_evaluate(round_number, replies)
         return flower_messages.plain_metrics(metrics)
 
-    def _grid(self, global_D: Vector, rounds: SecureRounds) -> tuple[SecureGrid, ArrayRecord]:
-        carried = _FromVersion(rounds, self._spec, global_D, tells=self._app is not None)
-        return SecureGrid(carried), flower_messages.to_record(self._spec.unflatten(global_D))
-
     def state(self) -> bytes:
         """Return what the next round needs of this one, as safetensors."""
-        tensors: Arrays = {}
-        for attribute in _STATE_FIELDS[self._name]:
-            held = getattr(self._strategy, attribute)
-            if held is not None and not isinstance(held, dict):  # FedAvgM's is a list in order
-                names = (tensor.name for tensor in self._spec.tensors)
-                held = dict(zip(names, held, strict=True))
-            for name, array in (held or {}).items():
-                tensors[f"{attribute}/{name}"] = np.asarray(array, order="C")
-        return save(tensors, {"strategy": self._name})
+        return save(self._outer.state())
 
     def restore(self, state: bytes) -> None:
         """Take a state back, exactly.
@@ -186,23 +111,13 @@ class Optimiser:
             UsageError: It is of another strategy or spec.
         """
         try:
-            tensors = load(state)
+            vectors = load(state)
         except SafetensorError as error:
             raise UsageError(f"the strategy state cannot be read: {error}") from error
-        shapes = {tensor.name: tensor.shape for tensor in self._spec.tensors}
-        restored: dict[str, Arrays] = {}
-        for key, array in tensors.items():
-            attribute, _, name = key.partition("/")
-            fits = attribute in _STATE_FIELDS[self._name] and shapes.get(name) == array.shape
-            if not fits:
-                raise UsageError(f"the strategy state holds {key!r}, which {self._name} has not")
-            restored.setdefault(attribute, {})[name] = array
-        for attribute, arrays in restored.items():
-            if arrays.keys() != shapes.keys():
-                raise UsageError(f"the strategy state lacks tensors of {attribute}")
-            named = {name: arrays[name] for name in shapes}
-            held = list(named.values()) if attribute == _MOMENTUM else named
-            setattr(self._strategy, attribute, held)
+        self._outer.restore(vectors)
+
+    def _grid(self, rounds: SecureRounds, global_D: Vector) -> SecureGrid:
+        return SecureGrid(_FromVersion(rounds, self._spec, global_D, tells=self._app is not None))
 
 
 class _FromVersion:
@@ -227,5 +142,5 @@ class _FromVersion:
             return None
         if call.instruction.evaluates:
             return GridMean(None, mean.metrics)
-        mean_D = (self._global_D + mean.values_U).astype(np.float32)
+        mean_D = moved_by(self._global_D, mean.values_U)
         return GridMean(self._spec.unflatten(mean_D), mean.metrics)

@@ -13,9 +13,15 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load
 from sqlalchemy import Connection
 
-from aggregator.broadcast import ModelVersion, next_version
+from aggregator.broadcast import (
+    ModelVersion,
+    VersionContents,
+    next_version,
+    replayed_version,
+)
 from aggregator.checkpoints import Checkpoint, CommittedRound
 from aggregator.heap import trim_heap
 from aggregator.job_run import JobRun
@@ -27,6 +33,7 @@ from aggregator.optimiser import Optimiser
 from aggregator.round_outcome import RoundOutcome
 from aggregator.secure_rounds import TRAINING, Instruction, SecureMean
 from aggregator.server_step import make_step
+from aggregator.version_log import DeltaLog
 from privacy.errors import PeerError, Reason
 from privacy.metrics import MetricAverager
 from privacy.secagg.messages import Fingerprint
@@ -56,6 +63,7 @@ class JobRunner:
         run: JobRun,
         loop: asyncio.AbstractEventLoop,
         jobs: JobStore,
+        versions: DeltaLog,
         node_ids: Mapping[Fingerprint, int],
         now_s: Callable[[], float],
     ) -> None:
@@ -67,6 +75,7 @@ class JobRunner:
         self._run = run
         self._loop = loop
         self._jobs = jobs
+        self._versions = versions
         self._node_ids = node_ids
         self._offered: set[int] = set()
         self._now_s = now_s
@@ -141,9 +150,10 @@ class JobRunner:
         self._offered = set()
         passed_over = [site for site, number in self._node_ids.items() if number in left_out]
         shown = self.rounds_done + (not instruction.evaluates)
-        order = RoundOrder(self.exchange + 1, shown, instruction)
+        offer = self._versions.offer(self.model)
+        order = RoundOrder(self.exchange + 1, shown, offer.log, instruction)
         running = asyncio.run_coroutine_threadsafe(
-            self._run.run_round(order, self.model, passed_over), self._loop
+            self._run.run_round(order, self.model, offer.contents, passed_over), self._loop
         )
         outcome = running.result()
         opened = self._open(outcome, instruction.purpose)
@@ -176,7 +186,8 @@ class JobRunner:
         """
         fresh = next_version(self.model, values_D)
         if fresh.sha256 != self.model.sha256:
-            self._jobs.publish(self.job_id, fresh, also)
+            log = self._versions.append(fresh, VersionContents())
+            self._jobs.publish(self.job_id, fresh, _both(log, also))
             self.model = fresh
         elif also is not None:
             self._jobs.write(also)
@@ -185,20 +196,26 @@ class JobRunner:
         self,
         metrics: Mapping[str, float],
         purpose: str = TRAIN,
-        model: ModelVersion | None = None,
+        values_D: NDArray[np.float32] | None = None,
         also: Callable[[Connection], None] | None = None,
+        announcement: bytes = b"",
     ) -> None:
         """Make the finished exchange durable, and show it.
 
         Args:
             metrics: To show.
             purpose: What it was for.
-            model: The version that it made; None where it made none.
+            values_D: The model that it made, shape (D,); None where it made none.
             also: Writes what else is to be durable with it.
+            announcement: How updates from the model it made are encoded, beyond the plan.
         """
         if self._finished is None:
             raise PeerError(Reason.INTERNAL, "no exchange is finished that could be kept")
         outcome, opened = self._finished
+        model = None
+        if values_D is not None:
+            model, contents = self._made(values_D, opened, announcement)
+            also = _both(self._versions.append(model, contents), also)
         checkpoint = Checkpoint(model or self.model, self.strategy, self.exchange + 1)
         used = [o for o in outcome.opened if o.attempt.number not in opened.left_out]
         done = CommittedRound(
@@ -221,6 +238,16 @@ class JobRunner:
         self._loop.call_soon_threadsafe(self._run.note_wraps, opened.wrap_rate)
         self._show(metrics, evaluates=is_evaluation(purpose))
 
+    def _made(
+        self, values_D: NDArray[np.float32], opened: OpenedSum, announcement: bytes
+    ) -> tuple[ModelVersion, VersionContents]:
+        """Name the version that an exchange made, and say what the sites may fetch of it."""
+        if not opened.packed:
+            return next_version(self.model, values_D, announcement), VersionContents()
+        state = load(self.strategy) if self.strategy else {}
+        packed = opened.packed, opened.updates
+        return replayed_version(self.model, values_D, packed, state, announcement)
+
     def _show(self, metrics: Mapping[str, float], *, evaluates: bool) -> None:
         """Show the newest metrics of training and of evaluation side by side."""
         if evaluates:
@@ -229,6 +256,19 @@ class JobRunner:
             self._trained = dict(metrics)
         together = {**self._trained, **self._evaluated}
         self._loop.call_soon_threadsafe(self._run.committed, self.rounds_done, together)
+
+
+def _both(
+    first: Callable[[Connection], None], second: Callable[[Connection], None] | None
+) -> Callable[[Connection], None]:
+    """Write two things in one transaction."""
+
+    def write(connection: Connection) -> None:
+        first(connection)
+        if second is not None:
+            second(connection)
+
+    return write
 
 
 def _part(metrics: Mapping[str, float], *, evaluated: bool) -> dict[str, float]:
@@ -261,8 +301,7 @@ def run_steps(runner: JobRunner) -> None:
             if stepped is None:
                 raise PeerError(Reason.INTERNAL, f"round {version + 1} gave no model")
             runner.strategy = step.state()
-            fresh = next_version(runner.model, stepped.values_D)
-            runner.commit(dict(stepped.metrics), model=fresh)
+            runner.commit(dict(stepped.metrics), values_D=stepped.values_D)
         else:
             return
 

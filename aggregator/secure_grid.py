@@ -18,9 +18,9 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from aggregator import flower_messages
 from aggregator.secure_rounds import Instruction
 from privacy.errors import UsageError
+from tidegate import flower_messages
 from tidegate.flower_bridge import Run
 from tidegate.flower_config import MessageConfig, encode
 

@@ -47,7 +47,11 @@ class JournalEntry:
 
 
 class Store:
-    """The aggregator's database and blob folder."""
+    """The aggregator's database and blob folder.
+
+    Attributes:
+        folder: Holds ``blobs/`` and what others keep beside it.
+    """
 
     def __init__(self, url: str, folder: Path) -> None:
         """Open, and make what is missing.
@@ -60,6 +64,7 @@ class Store:
             UsageError: The URL is none, or the database cannot be opened.
         """
         self._lock = threading.Lock()
+        self.folder = folder
         self._doomed: list[Path] = []
         self._blobs = folder / "blobs"
         self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,7 +154,11 @@ class Store:
 
     def doom_blob(self, job_id: str, sha256: bytes) -> None:
         """Delete a blob's file, if there is one, once the running transaction is durable."""
-        self._doomed.append(self._path(job_id, sha256))
+        self.doom(self._path(job_id, sha256))
+
+    def doom(self, path: Path) -> None:
+        """Delete a file, if there is one, once the running transaction is durable."""
+        self._doomed.append(path)
 
     def _path(self, job_id: str, sha256: bytes) -> Path:
         # By job: two jobs may begin with one model, and each deletes its own.

@@ -80,6 +80,21 @@ VERSIONS = Table(
     Column("sha256", LargeBinary(32), nullable=False),
     Column("chain_head", LargeBinary(32), nullable=False),
     Column("transcript_hash", LargeBinary(32), nullable=False),
+    # Its broadcast, as the chain has it.
+    Column("broadcast", LargeBinary(512), nullable=False),
+    PrimaryKeyConstraint("job_id", "version"),
+)
+
+# What late sites may fetch of the newest versions (``version_log``). NULL: there is none, or it
+# lies in a file.
+VERSION_LOG = Table(
+    "version_log",
+    METADATA,
+    Column("job_id", String(64), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("packed", LargeBinary),
+    Column("announcement", LargeBinary),
+    Column("checkpoint", LargeBinary),
     PrimaryKeyConstraint("job_id", "version"),
 )
 

@@ -6,18 +6,18 @@ from typing import Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from aggregator.broadcast import ContentShelf
 from aggregator.grpc_calls import AbortableContext, peer_certificate, refuse
 from aggregator.log import LOGGER
 from aggregator.registry import EnrolledSite, Registry
 from aggregator.sessions import FRAME_BYTES
+from aggregator.shelf import Content, ContentShelf
 from aggregator.spool import Spool, Upload
 from privacy.errors import PeerError, Reason
 from tidegate import convert
+from tidegate.checkpoint import CHUNK_BYTES
 from tidegate.requests import DownloadRequest, UploadReceipt
 from tidegate.v1 import transfer_pb2 as pb
 
-CHUNK_BYTES = 1 << 18
 _SERVICE = "tidegate.v1.TransferService"
 _Request = TypeVar("_Request", pb.UploadRequest, pb.UploadOffsetRequest, pb.DownloadRequest)
 
@@ -86,24 +86,23 @@ class TransferService:
         try:
             site = self._registry.authenticate(peer_certificate(context))
             request = convert.download_request_from_wire(_parse(pb.DownloadRequest, frame))
-            data = self._content(request, site)
+            content = self._content(request, site)
         except PeerError as error:
             LOGGER.info("download refused: %s", error)
             await refuse(context, error)
             return
         self._events.transferred(site, len(frame) + FRAME_BYTES, 0)
-        view = memoryview(data)
-        for offset in range(request.offset, len(data), CHUNK_BYTES) or (request.offset,):
-            part = bytes(view[offset : offset + CHUNK_BYTES])
-            chunk = convert.download_chunk_to_wire(offset, len(data), part).SerializeToString()
+        for offset in range(request.offset, content.size, CHUNK_BYTES) or (request.offset,):
+            part = content.read(offset, CHUNK_BYTES)
+            chunk = convert.download_chunk_frame(offset, content.size, part)
             self._events.transferred(site, 0, len(chunk) + FRAME_BYTES)
             yield chunk
 
-    def _content(self, request: DownloadRequest, site: EnrolledSite) -> bytes:
-        data = self._shelf.get(request.sha256, site.fingerprint)
-        if request.offset > len(data):
+    def _content(self, request: DownloadRequest, site: EnrolledSite) -> Content:
+        content = self._shelf.get(request.sha256, site.fingerprint)
+        if request.offset > content.size:
             raise PeerError(Reason.MALFORMED, "the offset lies behind the content's end")
-        return data
+        return content
 
     async def _take(self, frames: AsyncIterator[bytes], site: EnrolledSite) -> bytes:
         limits = self._registry.wire_limits

@@ -43,10 +43,12 @@ from edge_node.commands import (
     UploadUpdate,
 )
 from edge_node.config import SessionSettings, load_config
+from edge_node.download import fetch
 from edge_node.enrol import Credentials, enrol
 from edge_node.link import Link
 from edge_node.participant import Participant
 from edge_node.policy import Policy
+from edge_node.versions.chunks import list_chunks
 from privacy import ring
 from privacy.pipeline import EncodingPlan
 from privacy.secagg import statements
@@ -55,9 +57,10 @@ from privacy.secagg.masking import apply_terms
 from privacy.secagg.messages import MaskTerm, Roster, SignedBundle
 from privacy.secagg.site import SiteSecrets
 from tidegate import convert
+from tidegate.checkpoint import chunk_size
 from tidegate.messages import BundleStock, JobEnded
-from tidegate.requests import DownloadRequest, UploadHeader
-from tidegate.v1 import federation_pb2, transfer_pb2
+from tidegate.requests import UploadHeader
+from tidegate.v1 import federation_pb2
 
 CHUNK_VALUES = 1 << 18
 """A multiple of 8, so that every packed chunk begins at a whole byte."""
@@ -238,13 +241,14 @@ class SimulatedSite:
         self._tasks.create_task(work)
 
     async def _train(self, link: Link, command: Train) -> None:
-        """Download the model and let it go: only its digest is looked at."""
-        digest = hashlib.sha256()
-        request = convert.download_request_to_wire(DownloadRequest(command.model_sha256, 0))
-        async for answer in link.download(request):
-            digest.update(convert.download_chunk_from_wire(answer, command.model_size).data)
-        if digest.digest() != command.model_sha256:
-            raise RuntimeError("the model that came is not the one that was announced")
+        """Download the version and let it go: only its digests are looked at."""
+        broadcast = command.wanted.broadcast
+        name = broadcast.checkpoint
+        if broadcast.opened is not None:
+            await fetch(link, broadcast.opened.packed.sha256, broadcast.opened.packed.size)
+        elif name is not None:
+            for index, digest in enumerate(await list_chunks(link, name)):
+                await fetch(link, digest, chunk_size(name.size, index))
         await self._take(link, Trained(command.job_id, command.key, 0.0))
 
     async def _upload(self, link: Link, command: UploadUpdate) -> None:
@@ -253,11 +257,12 @@ class SimulatedSite:
         masked = MaskedConstant(value, plan.length, command.ring_bits, command.terms)
         sha256 = await asyncio.to_thread(masked.sha256)
 
-        async def requests() -> AsyncIterator[transfer_pb2.UploadRequest]:
-            yield convert.upload_header_to_wire(UploadHeader(command.ctx, masked.size, sha256))
+        async def requests() -> AsyncIterator[bytes]:
+            header = UploadHeader(command.ctx, masked.size, sha256)
+            yield convert.upload_header_to_wire(header).SerializeToString()
             offset = 0
             for chunk in masked.chunks():
-                yield convert.upload_chunk_to_wire(offset, chunk)
+                yield convert.upload_chunk_frame(offset, chunk)
                 offset += len(chunk)
 
         receipt = convert.upload_receipt_from_wire(await link.upload(requests()))

@@ -21,7 +21,6 @@ class Bench:
         held: The update of a job that was charged in an attempt which died, with that attempt.
         masked: Masked forms by attempt, for a repeated upload.
         joining: Serial and secrets of an attempt until its step 1 is durable.
-        models: The newest model version of each job: digest and bytes.
     """
 
     jobs: dict[str, LocalRound] = field(default_factory=dict)
@@ -30,7 +29,6 @@ class Bench:
     held: dict[str, tuple[bytes, NoisedUpdate]] = field(default_factory=dict)
     masked: dict[bytes, MaskedBytes] = field(default_factory=dict)
     joining: dict[bytes, tuple[int, SiteSecrets]] = field(default_factory=dict, repr=False)
-    models: dict[str, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
 
     def update_of(self, ctx: bytes) -> NoisedUpdate:
         """Give the update that an attempt was charged for.
@@ -67,5 +65,4 @@ class Bench:
         """Drop what belongs to one job; gives its work place so that the trainer can be stopped."""
         self.ready.pop(job_id, None)
         self.held.pop(job_id, None)
-        self.models.pop(job_id, None)
         return self.jobs.pop(job_id, None)

@@ -22,6 +22,7 @@ from privacy.secagg.messages import (
 )
 from privacy.secagg.site import SiteSecrets
 from privacy.secagg.transport import Encapsulation
+from tidegate.broadcast import Broadcast, ContentName
 from tidegate.jobfile.job import MAX_ROUNDS
 from tidegate.manifest import Manifest
 from tidegate.messages import (
@@ -41,6 +42,19 @@ class UpdateKey:
     round: int
     version: int
     purpose: str = TRAIN
+
+
+@dataclass(frozen=True)
+class WantedVersion:
+    """A version to train from, as the aggregator announced it: broadcast, chain head, log.
+
+    ``announcement`` is the one that the broadcast names.
+    """
+
+    broadcast: Broadcast
+    head: bytes
+    log: ContentName
+    announcement: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
@@ -249,14 +263,12 @@ class ConsiderJob:
 
 @dataclass(frozen=True)
 class Train:
-    """Fetch this model version and make an update from it; answer ``Trained``/``TrainFailed``."""
+    """Come to this model version and make an update from it; answer ``Trained``/``TrainFailed``."""
 
     job_id: str
     key: UpdateKey
-    model_sha256: bytes
-    model_size: int
+    wanted: WantedVersion
     config: bytes = b""
-    announcement: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ from edge_node.store_schema import MANIFEST_PIN, StoredJob
 from edge_node.trainer.device import device_kind
 from edge_node.trainer.trainer import TrainerFailure
 from edge_node.updates import UpdateDesk
+from edge_node.versions.follower import VersionFollower
+from edge_node.versions.kept import KeptVersions
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import Roster
@@ -113,7 +115,9 @@ class EdgeNode:
         )
         self._participant = Participant(identity, policy, None if raw is None else parse(raw))
         self._link = Link.dial(credentials, config.session)
-        self._updates = UpdateDesk(self._link, policy, self._ledgers, self._bench, self._steps)
+        self._versions = VersionFollower(self._link, KeptVersions(config.folder / "models"))
+        books = self._ledgers, self._steps
+        self._updates = UpdateDesk(self._link, self._versions, policy, books, self._bench)
         self._session = Session(self._link, config.session, self.dispatch)
         self._tasks: set[asyncio.Task[None]] = set()
         self._uploads: dict[bytes, asyncio.Task[None]] = {}
@@ -174,6 +178,7 @@ class EdgeNode:
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 await asyncio.gather(*(job.stop() for job in self._bench.jobs.values()))
+                await self._versions.close()
         await self._link.channel.close(None)
         self._desk.clear()
 
@@ -391,6 +396,7 @@ class EdgeNode:
         training = self._trains.pop(command.job_id, None)
         if training is not None:
             training.cancel()
+        self._spawn(self._versions.forget(command.job_id))
         local = self._bench.forget_job(command.job_id)
         if local is not None:
             self._spawn(self._stop_trainer(command.job_id, local.stop()))

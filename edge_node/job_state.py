@@ -17,7 +17,7 @@ from privacy.secagg.retry import RetryPermit
 from privacy.secagg.rules import ExpectedPlan
 from privacy.secagg.site import SiteAttempt
 from tidegate.messages import Ready, TrainRequest
-from tidegate.version_chain import chain_head, chain_start
+from tidegate.version_chain import chain_start
 
 
 class Phase(StrEnum):
@@ -98,11 +98,11 @@ class JobState:
         """Whether an update lies ready that the aggregator has not been told of."""
         return self.update is not None and not self.announced
 
-    def follow(self, request: TrainRequest) -> bool:
+    def follow(self, request: TrainRequest) -> None:
         """Take a train request if it continues the version chain.
 
-        Returns:
-            False when the chain up to it is unknown here, so that its head is taken as given.
+        Where versions are missing in between, or after a restart, the shell holds the chain against
+        what it keeps, before an update is made.
 
         Raises:
             PeerError: EQUIVOCATION: another model for a version that the site knows, or another
@@ -122,16 +122,12 @@ class JobState:
             _check_order(last, request)
             if request.version == last.version + 1:
                 before = self.head
-        known = bool(before)
-        if known and request.chain_head != chain_head(
-            before, request.version, request.model_sha256, request.announcement
-        ):
+        if before and request.chain_head != request.broadcast.head_after(before):
             raise PeerError(
                 Reason.EQUIVOCATION,
                 f"version {request.version} does not continue the chain that this site knows",
             )
         self.wanted, self.head = request, request.chain_head
-        return known or (last is not None and request.version == last.version)
 
     def ready(self, now_s: float) -> Ready:
         """Say that the update lies ready."""
@@ -164,8 +160,7 @@ def _check_order(last: TrainRequest, request: TrainRequest) -> None:
             f" {last.round} from version {last.version}",
         )
     model, known = (
-        (asked.version, asked.model_sha256, asked.chain_head, asked.announcement)
-        for asked in (request, last)
+        (asked.broadcast, asked.chain_head, asked.announcement) for asked in (request, last)
     )
     if request.version == last.version and model != known:
         raise PeerError(Reason.EQUIVOCATION, f"two different models for version {request.version}")

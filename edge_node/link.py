@@ -66,7 +66,7 @@ class Link:
             ),
             upload=channel.stream_unary(
                 f"{_TRANSFER}Upload",
-                request_serializer=transfer_pb2.UploadRequest.SerializeToString,
+                request_serializer=None,  # frames come serialised, with one copy of their data
                 response_deserializer=_reader(transfer_pb2.UploadResponse),
             ),
             upload_offset=channel.unary_unary(

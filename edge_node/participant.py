@@ -30,6 +30,7 @@ from edge_node.commands import (
     Train,
     Trained,
     TrainFailed,
+    WantedVersion,
 )
 from edge_node.exchange import Commands, Exchange
 from edge_node.job_state import JobState, Phase, key_of
@@ -208,16 +209,12 @@ class Participant:
             detail = "this site holds no accepted offer of the job"
             return [_not_ready(request, Reason.UNKNOWN_JOB, detail, 0.0)]
         try:
-            known = state.follow(request)
+            state.follow(request)
         except PeerError as error:
             why = str(error.args[0])
             note = Note("train request refused", {"job": request.job_id, "why": why}, warning=True)
             return [note, _not_ready(request, error.reason, why, state.epsilon_spent)]
-        commands: Commands = []
-        if not known:
-            facts: dict[str, object] = {"job": request.job_id, "version": request.version}
-            commands.append(Note("version chain taken as given", facts))
-        commands += self.exchange.leave(state, "the aggregator went on to a round", now_s)
+        commands = self.exchange.leave(state, "the aggregator went on to a round", now_s)
         return commands + self._train_or_announce(state, now_s)
 
     def _train_or_announce(self, state: JobState, now_s: float) -> Commands:
@@ -231,14 +228,10 @@ class Participant:
         state.update, state.held, state.announced = None, None, False
         state.training = key = key_of(request)
         state.stopwatch.enter(Phase.TRAIN, now_s)
-        train = Train(
-            request.job_id,
-            key,
-            request.model_sha256,
-            request.model_size,
-            request.config,
-            request.announcement,
+        wanted = WantedVersion(
+            request.broadcast, request.chain_head, request.log, request.announcement
         )
+        train = Train(request.job_id, key, wanted, request.config)
         return [DropUpdate(request.job_id), train]
 
     def _on_trained(self, event: Trained, now_s: float) -> Commands:

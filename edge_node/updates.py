@@ -18,13 +18,13 @@ from edge_node import log
 from edge_node.bench import Bench
 from edge_node.budget import Ledgers
 from edge_node.commands import Train, Trained, TrainFailed, UploadFailed, UploadUpdate
-from edge_node.download import fetch
 from edge_node.link import Link
 from edge_node.policy import Policy
-from edge_node.rounds.contract import JobAtSite, RoundRequest, read_model
+from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.steps import StepWriter
 from edge_node.trainer.trainer import TrainerFailure
 from edge_node.upload import mask_update, send_update
+from edge_node.versions.follower import VersionFollower
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.leakage.model_lint import check_model
 from tidegate.convert.bounds import MAX_EPSILON
@@ -35,20 +35,25 @@ class UpdateDesk:
     """The shell's answer to `Train` and `UploadUpdate`; the update lies on the bench between."""
 
     def __init__(
-        self, link: Link, policy: Policy, ledgers: Ledgers, bench: Bench, steps: StepWriter
+        self,
+        link: Link,
+        versions: VersionFollower,
+        policy: Policy,
+        books: tuple[Ledgers, StepWriter],
+        bench: Bench,
     ) -> None:
-        """Take whom to fetch from and send to, the site's rules, what is spent, where updates lie.
+        """Take whom to send to, the model versions, the site's rules, and where updates lie.
 
-        ``steps`` is who charges ahead.
+        ``books`` are what is spent, and who charges ahead.
         """
         self._link = link
+        self._versions = versions
         self._policy = policy
-        self._steps = steps
-        self._ledgers = ledgers
+        self._ledgers, self._steps = books
         self._bench = bench
 
     async def make(self, command: Train) -> Trained | TrainFailed:
-        """Fetch the model version and make an update from it, if the budget still allows one.
+        """Come to the model version and make an update from it, if the budget still allows one.
 
         In record-local it is charged here, before the first local step; elsewhere at step 2.
         """
@@ -66,7 +71,7 @@ class UpdateDesk:
                 model_D,
                 key.purpose,
                 command.config,
-                command.announcement,
+                command.wanted.announcement,
             )
             update = await local.make_update(request)
         except TrainerFailure as error:
@@ -112,19 +117,16 @@ class UpdateDesk:
         return min(self._ledgers.spent(job.dataset.dataset_id, delta_dp), MAX_EPSILON)
 
     async def _model(self, command: Train, job: JobAtSite) -> NDArray[np.float32]:
-        """Fetch a model version and look it over; only what passed is kept.
+        """Come to a model version and look it over, once, before anything is trained from it.
 
         Raises:
             PeerError: It cannot be had, is no model of the job, or looks made to leak.
         """
-        digest, content = self._bench.models.get(command.job_id, (b"", b""))
-        if digest == command.model_sha256:
-            return read_model(content, job.spec)
-        content = await fetch(self._link, command.model_sha256, command.model_size)
-        model_D = read_model(content, job.spec)
-        if job.job_file.runs_app:  # else the vector is no layers, and nothing is learnt through it
-            tensors = job.spec.unflatten(model_D)
+        replica = await self._versions.come_to(command.wanted, job)
+        if not replica.passed_lint and job.job_file.runs_app:
+            # Where no app runs the vector is no layers, and nothing is learnt through it.
+            tensors = job.spec.unflatten(replica.model_D)
             allowed = self._policy.lint_allow
             await asyncio.to_thread(check_model, tensors, secrets.randbits(128), allowed)
-        self._bench.models[command.job_id] = (command.model_sha256, content)
-        return model_D
+        replica.passed_lint = True
+        return replica.model_D

@@ -18,11 +18,11 @@ from privacy.noise import NoisedUpdate
 from privacy.secagg.masking import mask_and_pack
 from privacy.secagg.messages import MaskTerm
 from tidegate import convert
+from tidegate.checkpoint import CHUNK_BYTES
 from tidegate.refusals import is_passing, peer_error_of
 from tidegate.requests import UploadHeader
 from tidegate.v1 import transfer_pb2
 
-CHUNK_BYTES = 1 << 20
 _INLINE_LENGTH = 1 << 18
 """Shorter vectors are masked on the spot: a hand-over to a thread costs more than it frees."""
 _RETRY_S = 0.5
@@ -92,13 +92,11 @@ def _mask(update: NoisedUpdate, terms: tuple[MaskTerm, ...], ring_bits: int) -> 
     return MaskedBytes(data, hashlib.sha256(data).digest())
 
 
-async def _requests(
-    header: UploadHeader, masked: MaskedBytes, offset: int
-) -> AsyncIterator[transfer_pb2.UploadRequest]:
-    yield convert.upload_header_to_wire(header)
+async def _requests(header: UploadHeader, masked: MaskedBytes, offset: int) -> AsyncIterator[bytes]:
+    yield convert.upload_header_to_wire(header).SerializeToString()
     view = memoryview(masked.data)
     for begin in range(offset, len(view), CHUNK_BYTES):
-        yield convert.upload_chunk_to_wire(begin, bytes(view[begin : begin + CHUNK_BYTES]))
+        yield convert.upload_chunk_frame(begin, view[begin : begin + CHUNK_BYTES])
 
 
 def update_to_bytes(update: NoisedUpdate) -> bytes:

@@ -201,6 +201,16 @@ class EncodingPlan:
         return self.linear_map.output_length
 
     @property
+    def metrics_tail(self) -> int:
+        """Return how many of the last integers hold metrics and nothing else.
+
+        The model needs none of them, so nobody is sent them; a rotation of all coordinates mixes
+        the metrics in, and there are none.
+        """
+        apart = self.map_kind.selects or self.map_kind is MapKind.IDENTITY
+        return self.metrics_length if apart else 0
+
+    @property
     def clip(self) -> float:
         """Return C with C^2 = C_g^2 + C_m^2."""
         return math.hypot(self.clip_gradient, self.clip_metrics)

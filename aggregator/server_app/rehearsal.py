@@ -27,7 +27,6 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from aggregator.flower_messages import as_float32
 from aggregator.secure_grid import GridCall, GridMean, SecureGrid
 from aggregator.server_app.frames import SEED
 from aggregator.server_app.load import (
@@ -41,6 +40,7 @@ from privacy.errors import PeerError, TidegateError, UsageError
 from privacy.spec import VectorSpec
 from tidegate.app_faults import describe_fault
 from tidegate.flower_config import decode
+from tidegate.flower_messages import as_float32
 from tidegate.flower_project import FILE as PROJECT_FILE
 from tidegate.flower_project import FlowerProject, read_project
 from tidegate.jobfile import SERVER_APP, FlowerApp, JobFile

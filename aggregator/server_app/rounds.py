@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from aggregator.flower_messages import as_float32
 from aggregator.secure_grid import GridCall, GridMean
 from aggregator.server_app import frames
 from aggregator.server_app.memory import ModelMemory
 from privacy.errors import PeerError, UsageError
 from privacy.spec import VectorSpec
 from tidegate.confine.frames import MAX_FRAME_BYTES, decode, encode
+from tidegate.flower_messages import as_float32
 
 
 class SandboxMissing(UsageError):  # noqa: N818 - it is a state of the machine

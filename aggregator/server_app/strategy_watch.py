@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
-from aggregator.flower_messages import WEIGHT_KEY
 from aggregator.secure_grid import SecureGrid
 from privacy.errors import UsageError
+from tidegate.flower_messages import WEIGHT_KEY
 from tidegate.jobfile.strategies import REFUSED, STRATEGIES
 
 _ALLOWED = {part for name in STRATEGIES for part in getattr(flower, name).__mro__}

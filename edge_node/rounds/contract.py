@@ -133,17 +133,3 @@ class LocalRound(Protocol):
 
     async def stop(self) -> None:
         """End whatever runs for the job."""
-
-
-def read_model(content: bytes, spec: VectorSpec) -> NDArray[np.float32]:
-    """Show a broadcast model version as a vector, shape (D,).
-
-    Raises:
-        PeerError: WRONG_SHAPE: it has not D coordinates; NOT_FINITE: it holds NaN or infinity.
-    """
-    if len(content) != 4 * spec.length:
-        raise PeerError(Reason.WRONG_SHAPE, "the model version has not the job's length")
-    model_D = np.frombuffer(content, dtype="<f4")
-    if not np.isfinite(model_D).all():
-        raise PeerError(Reason.NOT_FINITE, "the model version holds NaN or infinity")
-    return model_D

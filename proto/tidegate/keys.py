@@ -6,6 +6,7 @@ the software signer and its check, and the files that hold private keys. Certifi
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -153,7 +154,12 @@ def verify(spki: bytes, signature: bytes, message: bytes) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all, and durably.
+    """Write a file that only its owner can read, whole or not at all, and durably."""
+    write_private_parts(path, (data,))
+
+
+def write_private_parts(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write such a file from parts, one after the other.
 
     The temporary file is made 0600 from the start, so no moment exists in which others can read it;
     rename and directory fsync make it survive a crash as either the old or the new bytes.
@@ -164,7 +170,8 @@ def write_private(path: Path, data: bytes) -> None:
     handle = os.open(temporary, flags, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

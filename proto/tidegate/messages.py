@@ -21,6 +21,7 @@ from privacy.secagg.messages import (
     SurvivorSignature,
     UnmaskShares,
 )
+from tidegate.broadcast import Broadcast, ContentName
 
 PROTOCOL = "tidegate/1.0"
 TRAIN = "train"
@@ -94,7 +95,9 @@ class TrainRequest:
 
     Attributes:
         round: The number of the exchange to follow: strictly increasing, whatever the purpose.
-        version: Never falls.
+        broadcast: Of the version, which never falls.
+        chain_head: The version chain up to and with it.
+        log: Names the log of versions up to it, for a site that does not hold the one before.
         purpose: ``TRAIN`` or ``EVALUATE``; a Flower app's own action may follow a dot.
         config: A Flower message's settings (``tidegate.flower_config``); empty for other work.
         announcement: What the version says about the encoding of updates from it; empty where the
@@ -103,13 +106,17 @@ class TrainRequest:
 
     job_id: str
     round: int
-    version: int
-    model_sha256: bytes
-    model_size: int
+    broadcast: Broadcast
     chain_head: bytes
+    log: ContentName
     purpose: str = TRAIN
     config: bytes = b""
     announcement: bytes = field(default=b"", repr=False)
+
+    @property
+    def version(self) -> int:
+        """Return the model version."""
+        return self.broadcast.version
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
-"""Name model versions by a hash chain over their broadcast bytes and announcements.
+"""Name model versions by a hash chain over their broadcast bytes.
 
 A site that checks a version's head against the one that it knows was sent the same models as all
 others (secure-aggregation.md, Values). Hashes are over broadcast bytes, never over local floats.
 """
-
-import hashlib
 
 from privacy.secagg.encoding import hash_of
 
@@ -14,14 +12,12 @@ def chain_start(job_id: str) -> bytes:
     return hash_of("chain", job_id)
 
 
-def chain_head(before: bytes, version: int, sha256: bytes, announcement: bytes = b"") -> bytes:
+def chain_head(before: bytes, version: int, sha256: bytes) -> bytes:
     """Return the head up to and with a version: 32 bytes.
 
     Args:
         before: The head of the version before, or ``chain_start``.
         version: From 0.
         sha256: Digest of the version's broadcast bytes.
-        announcement: How updates from the version are encoded, beyond what the job's plan says.
     """
-    announced = hashlib.sha256(announcement).digest()
-    return hash_of("version", before, version, sha256, announced)
+    return hash_of("version", before, version, sha256)

@@ -9,10 +9,10 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 from safetensors.numpy import load
 
-from aggregator import flower_messages
 from tests.support.flower_rounds import NODES, SPEC, FlowerGrid
 from tests.support.flower_site import FEDADAM, flower_app, flower_job, make_site
 from tests.support.live_aggregator import federation
+from tidegate import flower_messages
 from tidegate.flower_bridge import assume_task_identity
 
 logging.getLogger("flwr").setLevel(logging.ERROR)

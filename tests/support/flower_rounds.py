@@ -9,7 +9,6 @@ import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from aggregator import flower_messages
 from aggregator.secure_rounds import TRAINING, SecureMean
 from privacy.decode import decode_sum
 from privacy.delta import Delta
@@ -17,6 +16,7 @@ from privacy.pipeline import encode_delta
 from privacy.planning import encoding_for_version
 from privacy.ring import reduce_in_place
 from privacy.spec import TensorSpec, VectorSpec
+from tidegate import flower_messages
 from tidegate.flower_config import decode
 
 SPEC = VectorSpec((TensorSpec("w", (5, 3)), TensorSpec("b", (3,)), TensorSpec("scale", ())))

@@ -129,7 +129,7 @@ class FlowerSite(WireSite):
         return plan, encode_delta(plan, Delta(delta_D, plan.spec_digest), metrics_M)
 
     def judge(self, request):
-        facts = (request.version, request.model_sha256, request.purpose, request.config)
+        facts = (request.version, request.chain_head, request.purpose, request.config)
         last = max(self.seen, default=(0, 0))
         if self.seen.get((request.round, request.version), facts) != facts:
             self.complaints.append(f"round {request.round} was asked for in two ways")

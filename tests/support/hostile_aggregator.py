@@ -6,7 +6,6 @@ and uploads is kept. The other members of the cohort and what is told to whom: `
 """
 
 import asyncio
-import hashlib
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,11 +23,12 @@ from tests.support.hostile_wire import HostileWire
 from tests.support.live_aggregator import RECORD, SPEC, app_bundle, job_toml
 from tests.support.live_site import LiveSite, budgets
 from tests.support.secagg_harness import signer
+from tests.support.version_market import log_of, whole
 from tidegate import appbundle
 from tidegate import messages as m
 from tidegate.manifest import seal
 from tidegate.requests import SubmitHeader
-from tidegate.version_chain import chain_head, chain_start
+from tidegate.version_chain import chain_start
 
 ROUNDS = 20
 
@@ -151,11 +151,10 @@ class HostileAggregator(HostileWire):
         """Name a model version, by default the one sent before; its head extends the last ones."""
         if model_D is None:
             model_D = self.models.get(version, np.full(SPEC.length, version, np.float32))
-        data = model_D.astype("<f4").tobytes()
-        digest = hashlib.sha256(data).digest()
-        self.content[digest] = data
-        head = chain_head(self.heads[version], version, digest)
-        return m.TrainRequest(self.job_id, number, version, digest, len(data), head)
+        broadcast = whole(self.content, version, model_D)
+        head = broadcast.head_after(self.heads[version])
+        log = log_of(self.content, self.heads[version], broadcast)
+        return m.TrainRequest(self.job_id, number, broadcast, head, log)
 
     async def train(self, number=1, version=0, model_D=None):
         """Have the site make an update; its version is the newest from now on."""

@@ -113,7 +113,7 @@ class HostileWire:
 
     async def _download(self, frame, context):
         data = self.content[transfer_pb2.DownloadRequest.FromString(frame).sha256]
-        yield convert.download_chunk_to_wire(0, len(data), data).SerializeToString()
+        yield convert.download_chunk_frame(0, len(data), data)
 
     def hang_up(self):
         """End the session; the site will dial again."""

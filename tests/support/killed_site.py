@@ -73,7 +73,8 @@ class DurableSite(SimSite):
         self.bench = Bench()
         self.bench.jobs[JOB] = Work(self)
         self.steps = StepWriter(self.store, self.ledgers, self.bench)
-        self.desk = UpdateDesk(None, POLICY, self.ledgers, self.bench, self.steps)
+        books = self.ledgers, self.steps
+        self.desk = UpdateDesk(None, Versions(), POLICY, books, self.bench)
 
     def keep_stock(self):
         bundles = [
@@ -102,7 +103,6 @@ class DurableSite(SimSite):
             case ec.CommitStep():
                 return self.steps.commit(command)
             case ec.Train():
-                self.bench.models[JOB] = (command.model_sha256, bytes(20))
                 return asyncio.run(self.desk.make(command))
             case ec.UploadUpdate(ctx, _, ring_bits, terms):
                 sent = mask(self.bench.update_of(ctx), terms, ring_bits).values_d
@@ -139,6 +139,13 @@ class DurableSite(SimSite):
     def charged_digests(self):
         (ledger,) = self.store.ledgers()
         return [entry.occasion.context_digest for entry in read_entries(ledger)]
+
+
+class Versions:
+    """Every model version is there already."""
+
+    async def come_to(self, _wanted, _job):
+        return SimpleNamespace(model_D=np.zeros(5, np.float32), passed_lint=True)
 
 
 class Work:

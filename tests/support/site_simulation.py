@@ -29,7 +29,9 @@ from privacy.secagg.site import SiteSecrets
 from privacy.secagg.statements import bundle_statement
 from tests.support.encoding_plans import make_plan
 from tests.support.secagg_harness import seed, signer
+from tests.support.version_market import NO_LOG
 from tidegate import messages as m
+from tidegate.broadcast import Broadcast, ContentName
 from tidegate.keys import EcdsaSigner, make_key
 from tidegate.manifest import Manifest, make_member, seal
 
@@ -267,22 +269,21 @@ class SimAggregator:
             site.feed(offer)
             assert site.take(m.JobReply)[0].accepted
 
-    def model_digest(self, version):
-        return hashlib.sha256(f"model {version}".encode()).digest()
+    def broadcast(self, version):
+        digest = hashlib.sha256(f"model {version}".encode()).digest()
+        return Broadcast(version, checkpoint=ContentName(digest, 20))
 
     def head(self, version):
         before = hash_of("chain", self.job_id) if version == 0 else self.head(version - 1)
-        nothing = hashlib.sha256(b"").digest()
-        return hash_of("version", before, version, self.model_digest(version), nothing)
+        return hash_of("version", before, version, self.broadcast(version).sha256)
 
     def train_request(self, **changes):
         fields = {
             "job_id": self.job_id,
             "round": self.round,
-            "version": self.version,
-            "model_sha256": self.model_digest(self.version),
-            "model_size": 20,
+            "broadcast": self.broadcast(self.version),
             "chain_head": self.head(self.version),
+            "log": NO_LOG,
             "purpose": self.purpose,
         }
         return m.TrainRequest(**{**fields, **changes})

@@ -29,6 +29,13 @@ from privacy.secagg.messages import (
 )
 from tidegate import flower_config
 from tidegate import messages as m
+from tidegate.broadcast import (
+    CHECKPOINT_EVERY,
+    MAX_LOG_BYTES,
+    Broadcast,
+    ContentName,
+    OpenedSumName,
+)
 
 SENDER = b"\x5a" * 32
 COHORT = 5
@@ -61,6 +68,24 @@ site_sets = st.lists(hashes, min_size=2, max_size=COHORT, unique=True).map(sorte
 hash_rows = st.lists(hashes, min_size=COHORT, max_size=COHORT).map(tuple)
 paths = st.lists(hashes, min_size=1, max_size=8).map(tuple)
 commitments = st.builds(ShareCommitments, hashes, hash_rows, hash_rows)
+
+
+content_names = st.builds(ContentName, hashes, st.integers(1, 1 << 28))
+
+
+@st.composite
+def _broadcasts(draw):
+    version = draw(rounds)
+    sums = st.builds(
+        OpenedSumName, content_names, st.integers(0, max(0, version - 1)), st.integers(1, 1000)
+    )
+    opened = draw(st.none() | sums) if version else None
+    rooted = opened is None or version % CHECKPOINT_EVERY == 0
+    checkpoint = draw(content_names if rooted else st.none() | content_names)
+    return Broadcast(version, opened, checkpoint, draw(st.none() | content_names))
+
+
+broadcasts = _broadcasts()
 
 
 def bundles(site):
@@ -220,10 +245,9 @@ aggregator_messages = st.one_of(
         m.TrainRequest,
         slugs,
         rounds,
-        rounds,
+        broadcasts,
         hashes,
-        st.integers(1, 1 << 28),
-        hashes,
+        st.builds(ContentName, hashes, st.integers(1, MAX_LOG_BYTES)),
         st.sampled_from(("train", "evaluate", "train.adapt", "evaluate.final")),
         st.just(b"") | configs,
         st.binary(max_size=60),

@@ -28,9 +28,11 @@ from privacy.secagg.statements import bundle_statement
 from tests.support.encoding_plans import encode_records
 from tidegate import convert, manifest, pki
 from tidegate import messages as m
+from tidegate.broadcast import ContentName
+from tidegate.checkpoint import chunk_count, read_digests
 from tidegate.requests import DownloadRequest, EnrolmentRequest, UploadHeader
 from tidegate.tokens import hash_secret
-from tidegate.v1 import federation_pb2_grpc, transfer_pb2_grpc
+from tidegate.v1 import federation_pb2_grpc, transfer_pb2, transfer_pb2_grpc
 
 OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 1 << 26)]
 
@@ -174,6 +176,21 @@ class WireSite:
         request = convert.download_request_to_wire(DownloadRequest(sha256, offset))
         return b"".join([chunk.data async for chunk in self.transfer.Download(request)])
 
+    async def model(self, broadcast):
+        """Fetch what a version is broadcast as: its sum, or its model's bytes."""
+        if broadcast.opened is not None:
+            name = broadcast.opened.packed
+            data = await self.download(name.sha256)
+            assert ContentName.of(data) == name
+            return data
+        name, digests = broadcast.checkpoint, (broadcast.checkpoint.sha256,)
+        if chunk_count(name.size) > 1:
+            digests = read_digests(await self.download(name.sha256), name)
+        chunks = [await self.download(digest) for digest in digests]
+        assert tuple(hashlib.sha256(chunk).digest() for chunk in chunks) == digests
+        file = b"".join(chunks)
+        return file[8 + int.from_bytes(file[:8], "little") :]
+
     async def train(self, request):
         self.requests.append(request)
         if self.not_ready is not None:
@@ -181,12 +198,11 @@ class WireSite:
             await self.send(m.NotReady(request.job_id, request.round, *answer, 0.0))
             return
         try:
-            data = await self.download(request.model_sha256)
+            data = await self.model(request.broadcast)
         except grpc.aio.AioRpcError as error:  # the job may have been stopped meanwhile
             gone = ("unknown-job", str(error.details()))
             await self.send(m.NotReady(request.job_id, request.round, *gone, 0.0))
             return
-        assert hashlib.sha256(data).digest() == request.model_sha256
         self.plan, self.update = self.make_update(request, data)
         self.request = request
         await self.send(
@@ -259,7 +275,8 @@ class WireSite:
         async def frames():
             yield convert.upload_header_to_wire(UploadHeader(ctx, len(packed), digest))
             for offset in range(begin, end if end is not None else len(packed), chunk):
-                yield convert.upload_chunk_to_wire(offset, packed[offset : offset + chunk])
+                frame = convert.upload_chunk_frame(offset, packed[offset : offset + chunk])
+                yield transfer_pb2.UploadRequest.FromString(frame)
 
         return await self.transfer.Upload(frames())
 

@@ -24,6 +24,7 @@ from privacy.secagg.messages import (
     UnmaskShares,
 )
 from tidegate import appbundle, flower_config, jobfile, manifest
+from tidegate.broadcast import MAX_ANNOUNCEMENT_BYTES, MAX_LOG_BYTES, Broadcast, ContentName
 from tidegate.convert import bounds, retry, secagg
 from tidegate.convert.bounds import Limits, malformed
 from tidegate.messages import (
@@ -49,10 +50,8 @@ from tidegate.v1 import federation_pb2 as pb
 MAX_BUNDLES = 256
 MAX_JOBS = 64
 MAX_SPEC_BYTES = 1 << 20
-MAX_ANNOUNCEMENT_BYTES = 3 << 20
 JOB_ENDS = frozenset({"finished", "failed", "stopped"})
 
-_FLOAT32_BYTES = 4
 _MAX_NAME_CHARS = 64
 _MAX_TIMING_S = 1e9
 _PURPOSE = re.compile(r"(train|evaluate)(\.[A-Za-z_][A-Za-z0-9_]{0,31})?")
@@ -234,21 +233,34 @@ def _job_offer(message: pb.JobOffer, _limits: Limits) -> JobOffer:
     )
 
 
-def _train_request(message: pb.TrainRequest, limits: Limits) -> TrainRequest:
-    most = _FLOAT32_BYTES * limits.max_vector_length
+def _train_request(message: pb.TrainRequest, _limits: Limits) -> TrainRequest:
+    broadcast = _broadcast(message.broadcast)
+    announcement = bounds.blob(
+        message.announcement, MAX_ANNOUNCEMENT_BYTES, "train_request.announcement", 0
+    )
+    if broadcast.announcement != (ContentName.of(announcement) if announcement else None):
+        raise malformed("train_request.announcement", "must be the one that the broadcast names")
     return TrainRequest(
         job_id=bounds.slug(message.job_id, "train_request.job_id"),
         round=bounds.whole(message.round, 0, bounds.MAX_ROUND, "train_request.round"),
-        version=bounds.whole(message.version, 0, bounds.MAX_ROUND, "train_request.version"),
-        model_sha256=bounds.sha256(message.model_sha256, "train_request.model_sha256"),
-        model_size=bounds.whole(message.model_size, 1, most, "train_request.model_size"),
+        broadcast=broadcast,
         chain_head=bounds.sha256(message.chain_head, "train_request.chain_head"),
+        log=ContentName(
+            bounds.sha256(message.log_sha256, "train_request.log_sha256"),
+            bounds.whole(message.log_size, 1, MAX_LOG_BYTES, "train_request.log_size"),
+        ),
         purpose=_purpose(message.purpose),
         config=_config(message.config),
-        announcement=bounds.blob(
-            message.announcement, MAX_ANNOUNCEMENT_BYTES, "train_request.announcement", 0
-        ),
+        announcement=announcement,
     )
+
+
+def _broadcast(raw: bytes) -> Broadcast:
+    """Take a version's broadcast; its sizes are held against the job by whoever follows it."""
+    try:
+        return Broadcast.from_bytes(raw)
+    except PeerError as error:
+        raise PeerError(error.reason, f"train_request.broadcast: {error.args[0]}") from None
 
 
 def _purpose(value: str) -> str:
@@ -326,10 +338,17 @@ def _fields(message: object) -> dict[str, Any]:
 
 
 def _train_fields(request: TrainRequest) -> dict[str, Any]:
-    fields = _fields(request)
-    if request.purpose == TRAIN:
-        del fields["purpose"]
-    return fields
+    return {
+        "job_id": request.job_id,
+        "round": request.round,
+        "broadcast": request.broadcast.raw,
+        "chain_head": request.chain_head,
+        "log_sha256": request.log.sha256,
+        "log_size": request.log.size,
+        "purpose": "" if request.purpose == TRAIN else request.purpose,
+        "config": request.config,
+        "announcement": request.announcement,
+    }
 
 
 _TO_AGGREGATOR: dict[type, tuple[str, Callable[..., Any]]] = {

@@ -154,26 +154,26 @@ class JobReply(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class TrainRequest(_message.Message):
-    __slots__ = ("job_id", "round", "version", "model_sha256", "model_size", "chain_head", "purpose", "config", "announcement")
+    __slots__ = ("job_id", "round", "broadcast", "chain_head", "log_sha256", "log_size", "purpose", "config", "announcement")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
-    MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_FIELD_NUMBER: _ClassVar[int]
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
+    LOG_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LOG_SIZE_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     round: int
-    version: int
-    model_sha256: bytes
-    model_size: int
+    broadcast: bytes
     chain_head: bytes
+    log_sha256: bytes
+    log_size: int
     purpose: str
     config: bytes
     announcement: bytes
-    def __init__(self, job_id: _Optional[str] = ..., round: _Optional[int] = ..., version: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., model_size: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., purpose: _Optional[str] = ..., config: _Optional[bytes] = ..., announcement: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, job_id: _Optional[str] = ..., round: _Optional[int] = ..., broadcast: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., log_sha256: _Optional[bytes] = ..., log_size: _Optional[int] = ..., purpose: _Optional[str] = ..., config: _Optional[bytes] = ..., announcement: _Optional[bytes] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("job_id", "round", "version", "epsilon_spent", "train_s", "exchange_s", "wait_s")

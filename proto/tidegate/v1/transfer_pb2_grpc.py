@@ -70,7 +70,8 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """Sends the content of the given SHA-256 from an offset on: model versions, app bundles.
+        """Sends the content of the given SHA-256 from an offset on: sums, logs and checkpoint chunks of
+        model versions, app bundles.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,6 @@
 The aggregator is hostile and holds the keys of one member; the victim is a real edge node.
 """
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +14,11 @@ from tests.support.attacker_knowledge import opens_nothing
 from tests.support.hostile_aggregator import hostile
 from tests.support.hostile_consortium import identities, make_manifest
 from tests.support.live_aggregator import SPEC
+from tests.support.version_market import whole
 from tests.support.wire_runs import run
 from tidegate import messages as m
 from tidegate.manifest import seal
-from tidegate.version_chain import chain_head
+from tidegate.version_chain import chain_start
 
 # --- models, plans, rosters -----------------------------------------------------------------------
 
@@ -33,8 +33,8 @@ def test_model_equivocation_ends_in_noise(tmp_path):
             trap_D = np.full(SPEC.length, 7, np.float32)
             assert isinstance(await evil.train(model_D=trap_D), m.Ready)
             attempt = await evil.attempt()
-            usual = hashlib.sha256(bytes(4 * SPEC.length)).digest()
-            head = chain_head(evil.heads[0], 0, usual)
+            usual = whole({}, 0, np.zeros(SPEC.length, np.float32))
+            head = usual.head_after(chain_start(evil.job_id))
             told = replace(attempt.roster, plan=replace(attempt.roster.plan, chain_head=head))
             for index in attempt.others:
                 attempt.peer_expects(index, told, chain_head=head)

@@ -232,12 +232,13 @@ def test_a_model_that_is_not_the_announced_one_is_not_trained_from(tmp_path, cas
             await evil.greet()
             await evil.offer()
             request = evil.train_request()
-            good = evil.content[request.model_sha256]
-            evil.content[request.model_sha256] = bend(good)
+            digest = request.broadcast.checkpoint.sha256
+            good = evil.content[digest]
+            evil.content[digest] = bend(good)
             evil.send(request)
             assert (await evil.expect(m.NotReady)).reason == reason
             assert evil.charges() == 0
-            evil.content[request.model_sha256] = good
+            evil.content[digest] = good
             await evil.goes_on(2)
 
     run(scenario())

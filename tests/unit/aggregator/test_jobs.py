@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from aggregator import store as store_module
-from aggregator.broadcast import ContentShelf, first_version, next_version
+from aggregator.broadcast import first_version, next_version
 from aggregator.checkpoints import Checkpoint, CommittedRound
 from aggregator.jobs import ATTEMPT_ABORTED, Job, JobState, JobStore
 from aggregator.progress import JobProgress
+from aggregator.shelf import ContentShelf, HeldContent
 from aggregator.store import Store
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg.encoding import hash_of
 from tests.support.live_aggregator import SPEC, app_bundle, job_toml
+from tidegate.broadcast import ContentName
 from tidegate.requests import RoundRecord
 
 JOB = Job(
@@ -44,8 +46,7 @@ def reopen(tmp_path):
 
 
 def committed(previous, strategy=b"state", attempt=1):
-    values_D = np.full(SPEC.length, previous.version + 1, np.float32)
-    model = next_version(previous, values_D, f"announced with {previous.version}".encode())
+    model = next_version(previous, np.full(SPEC.length, previous.version + 1, np.float32))
     return CommittedRound(
         attempt=attempt,
         checkpoint=Checkpoint(model, strategy, model.version),
@@ -162,26 +163,28 @@ def test_unknown_job_and_bad_url_are_named(reopen, tmp_path):
 
 def test_chain_is_that_of_the_contract():
     head = hash_of("chain", JOB.job_id)
-    nothing, something = (hashlib.sha256(raw).digest() for raw in (b"", b"basis"))
-    head = hash_of("version", head, 0, hashlib.sha256(MODEL.data).digest(), nothing)
+    head = hash_of("version", head, 0, hashlib.sha256(MODEL.broadcast.raw).digest())
     assert MODEL.chain_head == head
     after = next_version(MODEL, np.ones(SPEC.length, np.float32), b"basis")
-    head = hash_of("version", head, 1, hashlib.sha256(after.data).digest(), something)
+    assert after.broadcast.announcement == ContentName.of(b"basis")
+    head = hash_of("version", head, 1, hashlib.sha256(after.broadcast.raw).digest())
     assert (after.version, after.chain_head) == (1, head)
     assert after.vector().dtype == np.dtype("<f4")
 
 
 def test_content_is_shown_to_its_audience_only():
     shelf, audience = ContentShelf(), {b"a"}
-    shelf.put(b"d" * 32, b"data", audience)
-    assert shelf.get(b"d" * 32, b"a") == b"data"
+    shelf.offer("job-1", {b"d" * 32: HeldContent(b"data")}, audience)
+    assert shelf.get(b"d" * 32, b"a").read(0, 9) == b"data"
     for digest, site in ((b"d" * 32, b"b"), (b"e" * 32, b"a")):
         with pytest.raises(PeerError) as caught:
             shelf.get(digest, site)
         assert caught.value.reason is Reason.UNKNOWN_JOB
     audience.add(b"b")
-    assert shelf.get(b"d" * 32, b"b") == b"data"
-    shelf.withdraw(b"d" * 32)
+    assert shelf.get(b"d" * 32, b"b").read(1, 2) == b"at"
+    shelf.offer("job-2", {b"d" * 32: HeldContent(b"data")}, {b"c"})
+    shelf.withdraw("job-1")
+    assert shelf.get(b"d" * 32, b"c").size == 4
     with pytest.raises(PeerError):
         shelf.get(b"d" * 32, b"a")
 

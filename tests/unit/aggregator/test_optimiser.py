@@ -7,7 +7,6 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from aggregator import flower_messages
 from aggregator.optimiser import Optimiser
 from aggregator.secure_grid import SecureGrid
 from privacy.errors import PeerError, Reason, UsageError
@@ -15,6 +14,7 @@ from privacy.pipeline import Mode
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.encoding_plans import make_plan
 from tests.support.flower_rounds import NODES, SPEC, FlowerGrid, SecureSums, loss
+from tidegate import flower_messages
 from tidegate.flower_bridge import assume_task_identity
 from tidegate.jobfile import STRATEGY, FlowerApp
 

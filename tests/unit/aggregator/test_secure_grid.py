@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from aggregator import flower_messages
 from aggregator.secure_grid import GridMean, SecureGrid
 from privacy.errors import UsageError
+from tidegate import flower_messages
 from tidegate.flower_bridge import assume_task_identity
 from tidegate.flower_config import MessageConfig, decode
 

@@ -1,14 +1,12 @@
 """A site trains from no model version that looks made to leak, whichever round it comes in."""
 
 import asyncio
-import hashlib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from edge_node import commands as ec
-from edge_node import updates
 from edge_node.bench import Bench
 from edge_node.job_state import JobState
 from edge_node.policy import Policy
@@ -33,7 +31,7 @@ def model(malicious):
     if malicious:
         arrays["body.weight"][:] = 1 / 32
         arrays["body.bias"][:] = -np.linspace(0, 1, 64)
-    return SPEC.flatten(arrays).tobytes()
+    return SPEC.flatten(arrays)
 
 
 class Work:
@@ -58,28 +56,26 @@ class Work:
 
 
 class Site:
-    def __init__(self, monkeypatch, policy=None, **options):
+    def __init__(self, policy=None, **options):
         policy = policy or Policy()
         self.bench, self.work, self.charged = Bench(), Work(**options), []
         self.bench.jobs["job-1"] = self.work
-        self.served = {}
         ledgers = SimpleNamespace(look_ahead=lambda *_: None, spent=lambda *_: 0.0)
         steps = SimpleNamespace(charge_ahead=lambda job, key: self.charged.append(key))
-        self.desk = UpdateDesk(None, policy, ledgers, self.bench, steps)
-        monkeypatch.setattr(updates, "fetch", self._fetch)
+        self.desk = UpdateDesk(None, self, policy, (ledgers, steps), self.bench)
 
-    async def _fetch(self, _link, sha256, size):
-        return self.served[sha256]
+    async def come_to(self, wanted, _job):
+        """Play the follower: the version that is wanted is a replica."""
+        return wanted
 
-    def train(self, number, content):
-        digest = hashlib.sha256(content).digest()
-        self.served[digest] = content
+    def train(self, number, model_D):
+        self.replica = SimpleNamespace(model_D=model_D, passed_lint=False, announcement=b"")
         key = ec.UpdateKey(number, number - 1, "train")
-        return asyncio.run(self.desk.make(ec.Train("job-1", key, digest, len(content), b"")))
+        return asyncio.run(self.desk.make(ec.Train("job-1", key, self.replica, b"")))
 
 
-def test_a_malicious_version_in_a_late_round_is_refused_uncharged_and_each_time(monkeypatch):
-    site = Site(monkeypatch)
+def test_a_malicious_version_in_a_late_round_is_refused_uncharged_and_each_time():
+    site = Site()
     for number in range(1, 4):
         assert isinstance(site.train(number, model(malicious=False)), ec.Trained)
     assert (len(site.work.seen), len(site.charged)) == (3, 3)
@@ -89,19 +85,19 @@ def test_a_malicious_version_in_a_late_round_is_refused_uncharged_and_each_time(
         assert answer.reason is Reason.SUSPECT_MODEL
         assert "'body.weight'" in answer.detail
     assert (len(site.work.seen), len(site.charged)) == (3, 3)
-    assert site.bench.models["job-1"][1] == model(malicious=False)
+    assert not site.replica.passed_lint
     assert isinstance(site.train(6, model(malicious=False)), ec.Trained)
 
 
-def test_an_administrator_may_consent_to_what_was_found(monkeypatch):
-    site = Site(monkeypatch, Policy(lint_allow=(Detector.IMPRINT,)))
+def test_an_administrator_may_consent_to_what_was_found():
+    site = Site(Policy(lint_allow=(Detector.IMPRINT,)))
     assert isinstance(site.train(1, model(malicious=True)), ec.Trained)
-    site = Site(monkeypatch, Policy(lint_allow=(Detector.TRAP,)))
+    site = Site(Policy(lint_allow=(Detector.TRAP,)))
     assert isinstance(site.train(1, model(malicious=True)), ec.TrainFailed)
 
 
-def test_a_vector_that_no_app_turns_into_layers_is_not_judged_as_layers(monkeypatch):
-    site = Site(monkeypatch, runs_app=False)
+def test_a_vector_that_no_app_turns_into_layers_is_not_judged_as_layers():
+    site = Site(runs_app=False)
     assert isinstance(site.train(1, model(malicious=True)), ec.Trained)
 
 

@@ -15,6 +15,9 @@ from tests.support.site_simulation import (
     updates_of,
 )
 from tidegate import messages as m
+from tidegate.broadcast import Broadcast, ContentName
+
+OTHER = Broadcast(1, checkpoint=ContentName(b"z" * 32, 20))
 
 
 @pytest.fixture
@@ -72,7 +75,8 @@ def test_an_evaluation_that_the_job_does_not_declare_is_refused(market):
 
 
 @pytest.mark.parametrize(
-    "change", [{"purpose": "train.other"}, {"config": b"x"}, {"version": 1, "chain_head": b""}]
+    "change",
+    [{"purpose": "train.other"}, {"config": b"x"}, {"broadcast": OTHER, "chain_head": b""}],
 )
 def test_two_requests_for_one_round_are_equivocation(market, change):
     market.ask_to_train()

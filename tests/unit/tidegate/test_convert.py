@@ -7,6 +7,7 @@ import pytest
 from privacy.errors import PeerError, Reason
 from privacy.secagg.keys import X25519
 from tidegate import convert
+from tidegate.broadcast import MAX_LOG_BYTES, Broadcast, ContentName, OpenedSumName
 from tidegate.convert import Limits
 from tidegate.manifest import Manifest, ManifestLimits
 from tidegate.messages import JobReply, NotReady, Refused
@@ -14,6 +15,7 @@ from tidegate.v1 import federation_pb2, secagg_pb2
 
 SITE, OTHER = b"\x01" * 32, b"\x02" * 32
 HASH, SIGNATURE, POINT, CIPHERTEXT = b"h" * 32, b"s" * 70, b"\x04" + b"p" * 64, b"c" * 82
+BROADCAST = Broadcast(1, OpenedSumName(ContentName(HASH, 9), 0, 4)).raw
 TINY = Limits(max_sites=5, max_vector_length=1000, max_message_bytes=1024)
 
 
@@ -92,7 +94,7 @@ VALID = {
     ),
     "train_request": lambda: from_aggregator(
         train_request=federation_pb2.TrainRequest(
-            job_id="j", round=1, model_sha256=HASH, model_size=4000, chain_head=HASH
+            job_id="j", round=1, broadcast=BROADCAST, chain_head=HASH, log_sha256=HASH, log_size=9
         )
     ),
     "roster": lambda: from_aggregator(
@@ -272,9 +274,13 @@ WRONG = [
     Wrong("job_offer", "vector_spec", b""),
     Wrong("job_offer", "encoding", b""),
     Wrong("job_offer", "evaluation_encoding", bytes((1 << 20) + 1), BIG),
-    Wrong("train_request", "model_size", 4001),
-    Wrong("train_request", "model_size", 0),
-    Wrong("train_request", "model_sha256", b""),
+    Wrong("train_request", "broadcast", b"", M, "broadcast"),
+    Wrong("train_request", "broadcast", BROADCAST[:-1], M, "cut off"),
+    Wrong("train_request", "broadcast", BROADCAST + BROADCAST, M, "more parts"),
+    Wrong("train_request", "broadcast", bytes(513), BIG, "broadcast"),
+    Wrong("train_request", "log_size", 0),
+    Wrong("train_request", "log_size", MAX_LOG_BYTES + 1),
+    Wrong("train_request", "log_sha256", b""),
     Wrong("train_request", "chain_head", b""),
     Wrong("train_request", "purpose", "train"),
     Wrong("train_request", "purpose", "query"),

@@ -14,7 +14,25 @@ LONG = "x" * 1001
 TINY = Limits(max_sites=5, max_vector_length=1000, max_message_bytes=1024)
 
 
+def upload_chunk(offset, data):
+    return transfer_pb2.UploadRequest.FromString(convert.upload_chunk_frame(offset, data))
+
+
+def download_chunk(offset, size, data):
+    return transfer_pb2.DownloadResponse.FromString(
+        convert.download_chunk_frame(offset, size, data)
+    )
+
+
 class TestTransfer:
+    @pytest.mark.parametrize("offset", [0, 1, 127, 128, 16_384, 2**40, 2**64 - 1])
+    @pytest.mark.parametrize("data", [b"", b"x", bytes(127), bytes(128), bytes(70_000)])
+    def test_frames_by_hand_are_those_of_protobuf(self, offset, data):
+        plain = transfer_pb2.UploadRequest(offset=offset, data=data).SerializeToString()
+        assert convert.upload_chunk_frame(offset, memoryview(data)) == plain
+        plain = transfer_pb2.DownloadResponse(offset=offset, size=offset, data=data)
+        assert convert.download_chunk_frame(offset, offset, data) == plain.SerializeToString()
+
     def header(self, **fields):
         valid = {"ctx": HASH, "size": 100, "sha256": HASH}
         header = transfer_pb2.UploadHeader(**{**valid, **fields})
@@ -54,25 +72,23 @@ class TestTransfer:
                 take(message)
 
     def test_a_chunk_lies_within_the_upload(self):
-        chunk = convert.upload_chunk_from_wire(convert.upload_chunk_to_wire(90, b"x" * 10), 100)
+        chunk = convert.upload_chunk_from_wire(upload_chunk(90, b"x" * 10), 100)
         assert (chunk.offset, chunk.data) == (90, b"x" * 10)
         for offset, size in ((91, 10), (0, 101), (2**63, 1), (0, 0)):
             with pytest.raises(PeerError, match="upload"):
-                convert.upload_chunk_from_wire(
-                    convert.upload_chunk_to_wire(offset, b"x" * size), 100
-                )
+                convert.upload_chunk_from_wire(upload_chunk(offset, b"x" * size), 100)
 
     def test_a_chunk_has_a_largest_size(self):
         with pytest.raises(PeerError) as caught:
-            convert.upload_chunk_from_wire(convert.upload_chunk_to_wire(0, bytes(1025)), 9999, TINY)
+            convert.upload_chunk_from_wire(upload_chunk(0, bytes(1025)), 9999, TINY)
         assert caught.value.reason is Reason.TOO_LARGE
 
     def test_a_download_gives_what_was_announced(self):
-        good = convert.download_chunk_to_wire(0, 100, b"x" * 100)
+        good = download_chunk(0, 100, b"x" * 100)
         assert convert.download_chunk_from_wire(good, 100).data == b"x" * 100
         for bad in (
-            convert.download_chunk_to_wire(0, 101, b"x"),
-            convert.download_chunk_to_wire(1, 100, b"x" * 100),
+            download_chunk(0, 101, b"x"),
+            download_chunk(1, 100, b"x" * 100),
         ):
             with pytest.raises(PeerError, match="download"):
                 convert.download_chunk_from_wire(bad, 100)

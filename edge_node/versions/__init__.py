@@ -1,0 +1,1 @@
+"""The model versions that this site holds: followed by broadcasts, kept on disk, repaired."""
