@@ -117,7 +117,7 @@ def _whole(before: bytes, version: int, data: bytes, announcement: bytes) -> Mod
 
 def _view(data: bytes, state: Mapping[str, Vector], announcement: bytes) -> Checkpoint:
     model_D = np.frombuffer(data, dtype="<f4")
-    layout = CheckpointLayout(model_D.size, tuple(state), len(announcement))
+    layout = CheckpointLayout(model_D.size, tuple(sorted(state)), len(announcement))
     return layout.view(model_D, state, announcement)
 
 

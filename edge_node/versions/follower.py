@@ -104,6 +104,7 @@ class VersionFollower:
     async def close(self) -> None:
         """Wait until what is on its way to the disk is there."""
         tasks = [writing.task for writing in self._writing.values() if writing.task is not None]
+        self._writing.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- the way to a version --------------------------------------------------------------------

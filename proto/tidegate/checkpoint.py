@@ -39,7 +39,8 @@ class CheckpointLayout:
 
     Attributes:
         length: D.
-        fields: Names of the server optimiser's vectors, each (D,); none at version 0.
+        fields: Names of the server optimiser's vectors, each (D,), in alphabetical order; none at
+            version 0.
         announcement_bytes: Size of the version's announcement.
     """
 

@@ -1,5 +1,7 @@
 """Hypothesis strategies for every valid message of a session, and of the other services."""
 
+import dataclasses
+
 from hypothesis import strategies as st
 
 from privacy.errors import Reason
@@ -74,7 +76,7 @@ content_names = st.builds(ContentName, hashes, st.integers(1, 1 << 28))
 
 
 @st.composite
-def _broadcasts(draw):
+def broadcasts(draw):
     version = draw(rounds)
     sums = st.builds(
         OpenedSumName, content_names, st.integers(0, max(0, version - 1)), st.integers(1, 1000)
@@ -82,10 +84,24 @@ def _broadcasts(draw):
     opened = draw(st.none() | sums) if version else None
     rooted = opened is None or version % CHECKPOINT_EVERY == 0
     checkpoint = draw(content_names if rooted else st.none() | content_names)
-    return Broadcast(version, opened, checkpoint, draw(st.none() | content_names))
+    announced = draw(st.none() | st.binary(min_size=1).map(ContentName.of))
+    return Broadcast(version, opened, checkpoint, announced)
 
 
-broadcasts = _broadcasts()
+@st.composite
+def train_requests(draw):
+    announcement = draw(st.binary(max_size=60))
+    announced = ContentName.of(announcement) if announcement else None
+    return m.TrainRequest(
+        draw(slugs),
+        draw(rounds),
+        dataclasses.replace(draw(broadcasts()), announcement=announced),
+        draw(hashes),
+        draw(st.builds(ContentName, hashes, st.integers(1, MAX_LOG_BYTES))),
+        draw(st.sampled_from(("train", "evaluate", "train.adapt", "evaluate.final"))),
+        draw(st.just(b"") | configs),
+        announcement,
+    )
 
 
 def bundles(site):
@@ -241,17 +257,7 @@ aggregator_messages = st.one_of(
         blobs,
         st.just(b"") | blobs,
     ),
-    st.builds(
-        m.TrainRequest,
-        slugs,
-        rounds,
-        broadcasts,
-        hashes,
-        st.builds(ContentName, hashes, st.integers(1, MAX_LOG_BYTES)),
-        st.sampled_from(("train", "evaluate", "train.adapt", "evaluate.final")),
-        st.just(b"") | configs,
-        st.binary(max_size=60),
-    ),
+    train_requests(),
     rosters(),
     share_deliveries(),
     st.builds(SurvivorSet, hashes, index_sets, index_sets),

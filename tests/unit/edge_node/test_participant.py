@@ -232,7 +232,9 @@ def test_what_a_version_announces_is_in_its_chain(market, version, number):
     market.ask_to_train()
     market.version = version
     site = market.sites["bank-a"]
-    site.feed(market.train_request(round=number, announcement=b"another basis"))
+    other = ContentName.of(b"another basis")
+    told = dataclasses.replace(market.broadcast(version), announcement=other)
+    site.feed(market.train_request(round=number, broadcast=told, announcement=b"another basis"))
     assert site.take(m.NotReady)[0].reason == Reason.EQUIVOCATION
     assert site.trained == 1
 
