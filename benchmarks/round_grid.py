@@ -109,6 +109,7 @@ def _ours(
         for mb, submission in submissions.items():
             out.print(f"{sites} sites, {mb:g} MB: ours ...")
             found[mb] |= _measure(consortium, submission)
+            out.print(f"  {found[mb]['ours_round_s']:.3f} s a round")
 
 
 def _submission(options: argparse.Namespace, sites: int, mb: float, folder: Path) -> Submission:
@@ -163,10 +164,12 @@ def _peers(
         with peer_flower.FlowerDeployment(cell["sites"]) as flower:
             config = {"rounds": options.rounds, "parameters": parameters}
             cell |= _of_peer("flower", flower.run(peer_flower.APP, config))
+        out.print(f"  {cell['flower_round_s']:.2f} s a round")
     if programs is not None:
         out.print(f"{cell['sites']} sites, {cell['mb']:g} MB: NVFLARE ...")
         with peer_nvflare.NvflareDeployment(cell["sites"], programs) as nvflare:
             cell |= _of_peer("nvflare", nvflare.run(options.rounds + 1, parameters))
+        out.print(f"  {cell['nvflare_round_s']:.2f} s a round")
 
 
 def _of_peer(name: str, run: Any) -> dict[str, Any]:
