@@ -29,6 +29,7 @@ from privacy.secagg.messages import (
     MaskTerm,
 )
 from privacy.secagg.server import ServerAttempt, ServerConfig, StepTimeouts
+from tidegate.messages import is_evaluation
 
 _FOLD_INLINE_BYTES = 1 << 18
 """Smaller uploads are folded on the loop: a thread would cost more than the work."""
@@ -146,7 +147,8 @@ def open_attempt(
     drawn = tuple(signed for signed in bundles if signed is not None)
     if len(drawn) != len(cohort):
         raise UsageError("a site was counted ready without a key bundle")
-    plan = encoding_for_version(job.plan_for(where.purpose), model.version)
+    announced = b"" if is_evaluation(where.purpose) else model.announcement
+    plan = encoding_for_version(job.plan_for(where.purpose), model.version, announced)
     context = AttemptContext(
         suite=manifest.suite,
         consortium_id=manifest.consortium_id,

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.announce import Announcer
+from aggregator.broadcast import ModelVersion
 from aggregator.combine import combine
 from aggregator.jobs import Job
 from aggregator.round_outcome import OpenedAttempt, RoundOutcome
@@ -22,10 +24,11 @@ from privacy.errors import PeerError, Reason
 from privacy.metrics import MetricAverager, summarise
 from privacy.pipeline import EncodingPlan
 from privacy.planning import encoding_for_version
+from privacy.ring import centre
+from privacy.step_size import SPOILT_RATE
 from privacy.wrap import SumBounds, WrapReading, read_wrap
 from tidegate.job_terms import most_of_site
 from tidegate.jobfile import FlowerApp
-from tidegate.messages import is_evaluation
 from tidegate.replay import pack_sum
 
 Vector = NDArray[np.float64]
@@ -43,6 +46,7 @@ class OpenedSum:
         left_out: Attempts whose sums have certainly wrapped; their groups are left out.
         packed: The sum's integers for the sites, where they replay it; else empty.
         updates: How many updates the packed sum holds.
+        announcement: For the version that the sum makes, if it makes one.
     """
 
     mean: SecureMean = field(repr=False)
@@ -51,6 +55,7 @@ class OpenedSum:
     left_out: tuple[int, ...]
     packed: bytes = field(default=b"", repr=False)
     updates: int = 0
+    announcement: bytes = field(default=b"", repr=False)
 
     @property
     def wrap_rate(self) -> float:
@@ -68,6 +73,8 @@ def wrap_lines(exchange: int, opened: OpenedSum) -> list[str]:
             lines.append(f"{where} wrapped around the ring: its group is left out")
         elif wrap.is_high:
             more = "raise [compression] range or lower clipping_norm"
+            if opened.announcement:
+                more = "the next version's range is wider"
             lines.append(f"{where} may have wrapped around the ring: {more}")
     return lines
 
@@ -82,19 +89,21 @@ class _Group:
     gradient_D: Vector = field(repr=False)
     metric_sums_M: Vector = field(repr=False)
     noise_std: float
+    next_scale: float
+    is_lost: bool = False
     packed: bytes = field(default=b"", repr=False)
     updates: int = 0
 
 
 def open_sum(
-    job: Job, outcome: RoundOutcome, version: int, purpose: str, averager: MetricAverager
+    job: Job, outcome: RoundOutcome, model: ModelVersion, purpose: str, averager: MetricAverager
 ) -> OpenedSum:
     """Decode the sums of a finished round; their folds are done.
 
     Args:
         job: The job.
         outcome: The round.
-        version: That the sites began from.
+        model: The version that the sites began from.
         purpose: What they were asked for.
         averager: Averages the metrics of tasks over rounds, so that what is shown is steady. A
             Flower app's are given as they are: its strategy counts on them.
@@ -103,20 +112,24 @@ def open_sum(
         PeerError: A sum does not fit the job; RING_WRAP: it has certainly wrapped, or too few
             groups are left without those whose sums have.
     """
-    plan = encoding_for_version(job.plan_for(purpose), version)
-    replayed = job.replays and not is_evaluation(purpose)
-    groups = [_open(job, one, plan, outcome, replayed=replayed) for one in outcome.opened]
+    trains = job.plan_for(purpose) is job.plan
+    announced = model.announcement if trains else b""
+    plan = encoding_for_version(job.plan_for(purpose), model.version, announced)
+    announcer = Announcer(job.plan_for(purpose), model.version, plan)
+    replayed = job.replays and trains
+    groups = [_open(job, one, announcer, outcome, replayed=replayed) for one in outcome.opened]
     whole = _joined(job, groups)
     wraps = tuple((group.number, group.wrap) for group in groups)
-    left_out = tuple(number for number, wrap in wraps if wrap.is_certain)
+    left_out = tuple(group.number for group in groups if group.is_lost)
     mean, metric_sums = _read(job, plan, purpose, whole, averager)
-    return OpenedSum(mean, metric_sums, wraps, left_out, whole.packed, whole.updates)
+    announcement = announcer.after(whole.next_scale, whole.gradient_D) if trains else b""
+    return OpenedSum(mean, metric_sums, wraps, left_out, whole.packed, whole.updates, announcement)
 
 
 def _open(
-    job: Job, one: OpenedAttempt, plan: EncodingPlan, outcome: RoundOutcome, *, replayed: bool
+    job: Job, one: OpenedAttempt, announcer: Announcer, outcome: RoundOutcome, *, replayed: bool
 ) -> _Group:
-    attempt = one.attempt
+    attempt, plan = one.attempt, announcer.plan
     surplus = Surplus(plan.noise_share, attempt.surplus_seeds)
     opened = unmask(attempt.fold.finish(), attempt.terms, surplus.parts)
     if opened.updates != len(one.survivors):
@@ -126,23 +139,29 @@ def _open(
     noise = float(surplus.variance_left(opened.updates))
     bounds = SumBounds.of(plan, opened.updates, noise, divisor, most_of_site(job.file))
     wrap = read_wrap(opened.values_d, plan.bits, bounds)
-    decoded = decode_sum(plan, opened.values_d, divisor)
-    noise_std = math.sqrt(noise) / (plan.scale * divisor)
+    # Where the step size is announced, the next version's range is wider: the job goes on, and in
+    # place of a sum that has wrapped there are zeros, for sites that replay it too.
+    spoilt = plan.announces_scale and (wrap.is_certain or wrap.rate > SPOILT_RATE)
+    values_d = np.zeros_like(opened.values_d) if spoilt else opened.values_d
+    decoded = decode_sum(plan, values_d, divisor)
+    centred_d = centre(opened.values_d, plan.bits)
     return _Group(
-        attempt.number,
-        wrap,
-        divisor,
-        decoded.gradient_D,
-        decoded.metric_sums_M,
-        noise_std,
-        pack_sum(plan, opened.values_d) if replayed else b"",
-        opened.updates,
+        number=attempt.number,
+        wrap=wrap,
+        divisor=divisor,
+        gradient_D=decoded.gradient_D,
+        metric_sums_M=decoded.metric_sums_M,
+        noise_std=math.sqrt(noise) / (plan.scale * divisor),
+        next_scale=announcer.scale_after(centred_d, opened.updates, 1.0 if spoilt else wrap.rate),
+        is_lost=wrap.is_certain and not plan.announces_scale,
+        packed=pack_sum(plan, values_d) if replayed else b"",
+        updates=opened.updates,
     )
 
 
 def _joined(job: Job, groups: list[_Group]) -> _Group:
     """Give the one sum, or what the groups' sums combine to."""
-    sound = [group for group in groups if not group.wrap.is_certain]
+    sound = [group for group in groups if not group.is_lost]
     robust = job.file.robust
     if robust is None:
         if not sound:
@@ -160,6 +179,7 @@ def _joined(job: Job, groups: list[_Group]) -> _Group:
         gradient_D=combine([group.gradient_D for group in sound], robust),
         metric_sums_M=metrics_M * divisor,
         noise_std=max(group.noise_std for group in sound),
+        next_scale=min(group.next_scale for group in sound),
     )
 
 
@@ -174,7 +194,7 @@ def _read(
     if not plan.metrics_length:
         return SecureMean(whole.gradient_D, {}, noise_std), ()
     layout = file.metrics
-    counts_M = whole.metric_sums_M / layout.coordinate_scale(file.privacy.metrics_norm)
+    counts_M = whole.metric_sums_M / layout.coordinate_scale(plan.metrics_norm)
     if isinstance(file.work, FlowerApp):
         metrics = summarise(layout, counts_M, divisor)
         return SecureMean(whole.gradient_D, metrics, noise_std), ()
@@ -188,7 +208,7 @@ def _wrapped(groups: list[_Group], needed: int) -> PeerError:
 
     What made them wrap does so again, and a site's budget is spent each time.
     """
-    found = [group.wrap for group in groups if group.wrap.is_certain]
+    found = [group.wrap for group in groups if group.is_lost]
     which = "the sum has" if needed == 1 else f"{len(found)} of {len(groups)} groups' sums have"
     worst = max(found, key=lambda wrap: wrap.at_edge - wrap.most)
     return PeerError(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load
 from sqlalchemy import Connection
 
+from aggregator.announce import without_sum
 from aggregator.broadcast import (
     ModelVersion,
     VersionContents,
@@ -90,6 +91,7 @@ class JobRunner:
         self._trained = _part(run.progress.metrics, evaluated=False)
         self._evaluated = _part(run.progress.metrics, evaluated=True)
         self._finished: tuple[RoundOutcome, OpenedSum] | None = None
+        self._announcement = b""  # for the version after the newest, once a sum was opened
 
     @property
     def job(self) -> Job:
@@ -158,6 +160,8 @@ class JobRunner:
         outcome = running.result()
         opened = self._open(outcome, instruction.purpose)
         self._finished = outcome, opened
+        if not instruction.evaluates:
+            self._announcement = opened.announcement
         return opened.mean
 
     def _open(self, outcome: RoundOutcome, purpose: str) -> OpenedSum:
@@ -167,7 +171,7 @@ class JobRunner:
             self._loop.call_soon_threadsafe(self._run.release, one.attempt)
         if len(self.model.data) >= _LARGE_MODEL_BYTES:
             trim_heap()  # of what the uploads went through, before the vectors of a step come
-        opened = open_sum(self.job, outcome, self.model.version, purpose, self._averager)
+        opened = open_sum(self.job, outcome, self.model, purpose, self._averager)
         for line in wrap_lines(self.exchange + 1, opened):
             LOGGER.warning("job %s %s", self.job_id, line)
             self.say(line)
@@ -184,11 +188,15 @@ class JobRunner:
             values_D: Shape (D,), finite.
             also: Writes what else is to be durable with it, in either case.
         """
-        fresh = next_version(self.model, values_D)
+        announcement = self._announcement
+        if not announcement:
+            version, announced = self.model.version, self.model.announcement
+            announcement = without_sum(self.job.plan, version, announced)
+        fresh = next_version(self.model, values_D, announcement)
         if fresh.sha256 != self.model.sha256:
             log = self._versions.append(fresh, VersionContents())
             self._jobs.publish(self.job_id, fresh, _both(log, also))
-            self.model = fresh
+            self.model, self._announcement = fresh, b""
         elif also is not None:
             self._jobs.write(also)
 
@@ -198,7 +206,6 @@ class JobRunner:
         purpose: str = TRAIN,
         values_D: NDArray[np.float32] | None = None,
         also: Callable[[Connection], None] | None = None,
-        announcement: bytes = b"",
     ) -> None:
         """Make the finished exchange durable, and show it.
 
@@ -207,14 +214,13 @@ class JobRunner:
             purpose: What it was for.
             values_D: The model that it made, shape (D,); None where it made none.
             also: Writes what else is to be durable with it.
-            announcement: How updates from the model it made are encoded, beyond the plan.
         """
         if self._finished is None:
             raise PeerError(Reason.INTERNAL, "no exchange is finished that could be kept")
         outcome, opened = self._finished
         model = None
         if values_D is not None:
-            model, contents = self._made(values_D, opened, announcement)
+            model, contents = self._made(values_D, opened)
             also = _both(self._versions.append(model, contents), also)
         checkpoint = Checkpoint(model or self.model, self.strategy, self.exchange + 1)
         used = [o for o in outcome.opened if o.attempt.number not in opened.left_out]
@@ -235,13 +241,16 @@ class JobRunner:
         self._jobs.commit_round(self.job_id, done, self._now_s(), also)
         self.model, self.exchange = checkpoint.model, checkpoint.exchange
         self._finished = None
+        if model is not None:
+            self._announcement = b""
         self._loop.call_soon_threadsafe(self._run.note_wraps, opened.wrap_rate)
         self._show(metrics, evaluates=is_evaluation(purpose))
 
     def _made(
-        self, values_D: NDArray[np.float32], opened: OpenedSum, announcement: bytes
+        self, values_D: NDArray[np.float32], opened: OpenedSum
     ) -> tuple[ModelVersion, VersionContents]:
         """Name the version that an exchange made, and say what the sites may fetch of it."""
+        announcement = opened.announcement
         if not opened.packed:
             return next_version(self.model, values_D, announcement), VersionContents()
         state = load(self.strategy) if self.strategy else {}

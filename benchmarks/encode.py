@@ -24,8 +24,9 @@ from benchmarks import figures
 from privacy import ring
 from privacy.compress import MapKind
 from privacy.delta import Delta
+from privacy.encode import encode_delta
 from privacy.noise import NoisedUpdate, skellam_table
-from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator, encode_delta
+from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator
 from privacy.planning import CohortRules, PrivacyTerms, derive_encoding
 from privacy.quantise import Rounding
 from privacy.secagg import masking

@@ -25,9 +25,9 @@ from aggregator.unmask import unmask
 from benchmarks.encode import Bytes, site_plan
 from privacy import ring
 from privacy.delta import Delta
+from privacy.encode import encode_delta
 from privacy.errors import Reason
 from privacy.noise import NoisedUpdate
-from privacy.pipeline import encode_delta
 from privacy.secagg import commands as c
 from privacy.secagg import masking, statements
 from privacy.secagg.encoding import hash_of

@@ -362,6 +362,14 @@ class DropUpdate:
 
 
 @dataclass(frozen=True)
+class SettleUpdate:
+    """The update is in a published sum: what it said leaves the job's residual."""
+
+    job_id: str
+    key: UpdateKey
+
+
+@dataclass(frozen=True)
 class FinishJob:
     """Stop the job's trainer and close its books."""
 
@@ -393,6 +401,7 @@ ParticipantCommand = (
     | HoldUpdate
     | RecallUpdate
     | DropUpdate
+    | SettleUpdate
     | FinishJob
     | Note
 )

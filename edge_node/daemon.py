@@ -38,6 +38,7 @@ from edge_node.commands import (
     RefillBundles,
     RosterArrived,
     SendMessage,
+    SettleUpdate,
     SignStep,
     StopUpload,
     TimePassed,
@@ -70,7 +71,7 @@ from privacy.secagg.messages import Roster
 from tidegate import keys
 from tidegate.convert import Limits
 from tidegate.manifest import Manifest, parse
-from tidegate.messages import BundleStock
+from tidegate.messages import BundleStock, is_evaluation
 
 _STOP_WITHIN_S = 2.0
 
@@ -141,6 +142,7 @@ class EdgeNode:
             DropUpdate: self._drop_update,
             RefillBundles: self._refill,
             ConsiderJob: self._consider,
+            SettleUpdate: self._settle_update,
             FinishJob: self._finish_job,
             PinManifest: self._pin_manifest,
             Note: self._note,
@@ -389,6 +391,12 @@ class EdgeNode:
             content = await fetch(self._link, sha256, size)
             self._store.jobs.put_app(sha256, content)
         return content
+
+    def _settle_update(self, command: SettleUpdate) -> None:
+        local = self._bench.jobs.get(command.job_id)
+        residual = None if local is None else local.job.residual
+        if residual is not None and not is_evaluation(command.key.purpose):
+            residual.settle(command.key.version)
 
     def _finish_job(self, command: FinishJob) -> None:
         self._store.jobs.end(command.job_id, command.state)

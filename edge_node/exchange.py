@@ -24,6 +24,7 @@ from edge_node.commands import (
     ParticipantCommand,
     RosterArrived,
     SendMessage,
+    SettleUpdate,
     SignStep,
     StepCommitted,
     StepRefused,
@@ -228,7 +229,7 @@ class Exchange:
             raise PeerError(Reason.REPLAY, "this site has no update that is not used up")
         if event.own_bundle is None or event.secrets is None:
             raise PeerError(Reason.REPLAY, "the roster holds no bundle of this site's stock")
-        facts = AttemptFacts(state.update, state.head, event.last_accepted)
+        facts = AttemptFacts.of(state, state.update, event.last_accepted)
         held = state.held
         last_sent = None if held is None else (held.context.round, held.context.attempt)
         config = terms.config(state, context, facts, last_sent)
@@ -288,7 +289,8 @@ class Exchange:
         cohort = live.machine.cohort
         if cohort is not None and cohort.index_of(self._identity.me) not in result.survivors:
             return self._abort(live, "the sum was published without this site", now_s)
-        return self._feed(live, Published(result.ctx, result.transcript_hash), now_s)
+        settled = [SettleUpdate(live.job_id, live.facts.key)] if live.charged else []
+        return [*settled, *self._feed(live, Published(result.ctx, result.transcript_hash), now_s)]
 
     # --- the machine -----------------------------------------------------------------------------
 

@@ -107,9 +107,10 @@ class JobState:
         Raises:
             PeerError: EQUIVOCATION: another model for a version that the site knows, or another
                 request for a round; REPLAY: an older version or round; POLICY: no such purpose, or
-            more exchanges than the epsilon that the site agreed to is counted for.
+                more exchanges than the epsilon that the site agreed to is counted for; MALFORMED
+                or POLICY: what the version announces is nothing for this job's plan.
         """
-        self.job.plan_for(request.purpose)
+        plan = self.job.plan_for(request.purpose)
         if request.round > self.job.exchanges:
             raise PeerError(
                 Reason.POLICY,
@@ -127,6 +128,7 @@ class JobState:
                 Reason.EQUIVOCATION,
                 f"version {request.version} does not continue the chain that this site knows",
             )
+        encoding_of(plan, request.version, request.announced)  # refuses what cannot be announced
         self.wanted, self.head = request, request.chain_head
 
     def ready(self, now_s: float) -> Ready:
@@ -170,16 +172,34 @@ def _check_order(last: TrainRequest, request: TrainRequest) -> None:
 
 @dataclass(frozen=True)
 class AttemptFacts:
-    """What an attempt was begun with, kept with slot 1 so that a crash does not lose it."""
+    """What an attempt was begun with, kept with slot 1 so that a crash does not lose it.
+
+    Attributes:
+        key: What its update was made for.
+        chain_head: Up to the update's version.
+        last_accepted: Round and attempt before it.
+        encoding: Canonical bytes of the version's plan, what it announces included.
+        length: d of that plan.
+    """
 
     key: UpdateKey
     chain_head: bytes
     last_accepted: tuple[int, int]
+    encoding: bytes = field(repr=False)
+    length: int
+
+    @classmethod
+    def of(cls, state: JobState, key: UpdateKey, last_accepted: tuple[int, int]) -> "AttemptFacts":
+        """State what an attempt with a job's ready update begins with."""
+        announced = b"" if state.wanted is None else state.wanted.announced
+        plan, encoding = encoding_of(state.job.plan_for(key.purpose), key.version, announced)
+        return cls(key, state.head, last_accepted, encoding, plan.length)
 
     def encode(self) -> bytes:
         """Give the bytes that are stored."""
         key = [self.key.round, self.key.version, self.key.purpose]
-        return json.dumps([key, self.chain_head.hex(), list(self.last_accepted)]).encode()
+        plan = [self.encoding.decode(), self.length]
+        return json.dumps([key, self.chain_head.hex(), list(self.last_accepted), plan]).encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> "AttemptFacts":
@@ -189,20 +209,20 @@ class AttemptFacts:
             UsageError: The stored bytes are damaged.
         """
         try:
-            (of_round, version, purpose), head, (number, attempt) = json.loads(raw)
+            (of_round, version, purpose), head, (number, attempt), plan = json.loads(raw)
             key = UpdateKey(int(of_round), int(version), str(purpose))
-            return cls(key, bytes.fromhex(head), (int(number), int(attempt)))
-        except (ValueError, TypeError) as error:
+            accepted = int(number), int(attempt)
+            return cls(key, bytes.fromhex(head), accepted, str(plan[0]).encode(), int(plan[1]))
+        except (ValueError, TypeError, LookupError) as error:
             raise UsageError("a stored attempt is damaged; run `edge-node reconcile`") from error
 
     def expected_plan(self, job: AcceptedJob) -> ExpectedPlan:
         """Give what the roster's plan must say: the site's own derivation for this version."""
-        version = self.key.version
-        plan, encoding = encoding_of(job.plan_for(self.key.purpose), version)
+        version, plan = self.key.version, job.plan_for(self.key.purpose)
         return ExpectedPlan(
-            encoding=encoding,
+            encoding=self.encoding,
             ring_bits=plan.bits,
-            length=plan.length,
+            length=self.length,
             chain_head=self.chain_head,
             own_version=version,
             newest_version=version,
@@ -214,10 +234,16 @@ class AttemptFacts:
         )
 
 
-@lru_cache(maxsize=8)
-def encoding_of(plan: EncodingPlan, version: int) -> tuple[EncodingPlan, bytes]:
-    """Give a job's encoding for one model version, and its canonical bytes; made once a round."""
-    derived = encoding_for_version(plan, version)
+@lru_cache(maxsize=4)
+def encoding_of(
+    plan: EncodingPlan, version: int, announcement: bytes = b""
+) -> tuple[EncodingPlan, bytes]:
+    """Give a job's encoding for one model version, and its canonical bytes; made once a round.
+
+    Raises:
+        PeerError: MALFORMED or POLICY: the announcement is none for this plan.
+    """
+    derived = encoding_for_version(plan, version, announcement)
     return derived, derived.to_bytes()
 
 

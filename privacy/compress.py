@@ -39,16 +39,22 @@ class MapKind(StrEnum):
     ROTATION = "rotation"
     RANDOM_K = "random-k"
     ROTATION_RANDOM_K = "rotation+random-k"
+    LOW_RANK = "low-rank"
 
     @property
     def rotates(self) -> bool:
         """Say whether signs and block Hadamard matrices are part of the map."""
-        return self in (MapKind.ROTATION, MapKind.ROTATION_RANDOM_K)
+        return self in (MapKind.ROTATION, MapKind.ROTATION_RANDOM_K, MapKind.LOW_RANK)
 
     @property
     def selects(self) -> bool:
-        """Say whether a subset of coordinates is part of the map."""
+        """Say whether a subset of the whole gradient's coordinates is part of the map."""
         return self in (MapKind.RANDOM_K, MapKind.ROTATION_RANDOM_K)
+
+    @property
+    def loses(self) -> bool:
+        """Say whether the map leaves something out that decoding cannot bring back."""
+        return self.selects or self is MapKind.LOW_RANK
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,6 +93,8 @@ class LinearMap:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        if self.kind is MapKind.LOW_RANK:
+            raise UsageError("the low-rank map is one of its own: `privacy.low_rank_map`")
         if not 0 <= self.tail < self.length:
             message = f"a tail of {self.tail} leaves nothing of {self.length} coordinates to map"
             raise UsageError(message)
@@ -105,8 +113,7 @@ class LinearMap:
     @cached_property
     def block(self) -> int:
         """Return the block size: the largest of ours that pads the body by at most an eighth."""
-        body = self.length - self.tail
-        return next(b for b in _BLOCK_SIZES if -body % b <= body // 8)
+        return block_for(self.length - self.tail)
 
     def apply(self, records_ND: NDArray[np.floating]) -> NDArray[np.float64]:
         """Map one vector, or each row of a batch.
@@ -128,7 +135,7 @@ class LinearMap:
         if self.kind.rotates:
             padded = np.zeros((*body.shape[:-1], self._rotated))
             np.multiply(body, self._signs[: body.shape[-1]], out=padded[..., : body.shape[-1]])
-            body = _hadamard(padded, self.block)
+            body = rotate_blocks(padded, self.block)
         if self.kind.selects:
             body = body.take(self._subset, axis=-1)
         return np.concatenate([body, tail], axis=-1) if self.tail else body
@@ -154,8 +161,35 @@ class LinearMap:
             spread[..., self._subset] = body
             body = spread
         if self.kind.rotates:
-            body = _hadamard(body, self.block) * self._signs
+            body = rotate_blocks(body, self.block) * self._signs
         return np.concatenate([body[..., : self.length - self.tail], tail], axis=-1)
+
+    def decode(self, mapped_d: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Map a sum back as the aggregator reads it: the adjoint, for kept coordinates stay as are.
+
+        Args:
+            mapped_d: float64, shape (d,) or (N, d).
+        """
+        return self.adjoint(mapped_d)
+
+    def output_at(self, _parity: int) -> int:
+        """Return d of the versions of a parity: here all have the same."""
+        return self.output_length
+
+    @property
+    def longest_output(self) -> int:
+        """Return the largest d of any version: here all have the same."""
+        return self.output_length
+
+    @property
+    def shortest_output(self) -> int:
+        """Return the smallest d of any version: here all have the same."""
+        return self.output_length
+
+    @property
+    def shortest_block(self) -> int:
+        """Return the smallest rotated block of any version: 1 where nothing is rotated."""
+        return self.block if self.kind.rotates else 1
 
     @property
     def inner_dimensions(self) -> tuple[int, ...]:
@@ -170,11 +204,11 @@ class LinearMap:
 
     @property
     def _signs(self) -> NDArray[np.float64]:
-        return _signs(self.seed, self._rotated)
+        return draw_signs(self.seed, self._rotated)
 
     @property
     def _subset(self) -> NDArray[np.intp]:
-        return _subset(self.seed, self._rotated, self.kept)
+        return draw_subset(self.seed, self._rotated, self.kept)
 
     def _check(self, values: NDArray[np.floating], length: int) -> None:
         if values.ndim not in (1, 2) or values.shape[-1] != length:
@@ -195,7 +229,12 @@ def compress(delta: ClippedDelta, linear_map: LinearMap) -> CompressedDelta:
     return CompressedDelta(linear_map.apply(delta.values_D), delta.clipping_norm)
 
 
-def _hadamard(values: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+def block_for(body: int) -> int:
+    """Return the largest of our block sizes that pads a body by at most an eighth."""
+    return next(block for block in _BLOCK_SIZES if -body % block <= body // 8)
+
+
+def rotate_blocks(values: NDArray[np.float64], block: int) -> NDArray[np.float64]:
     """Multiply each block by the orthonormal Hadamard matrix (Sylvester), side by side squared."""
     if block == 1:
         return values
@@ -229,7 +268,7 @@ def _sylvester(side: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=4)
-def _signs(seed: bytes, count: int) -> NDArray[np.float64]:
+def draw_signs(seed: bytes, count: int) -> NDArray[np.float64]:
     """Draw signs: bit i of the stream, lowest bit of a byte first; 1 stands for -1."""
     raw = Keystream(seed, Label.MAP_SIGNS).read(-(-count // 8))
     bits = np.unpackbits(raw, count=count, bitorder="little")
@@ -239,7 +278,7 @@ def _signs(seed: bytes, count: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=4)
-def _subset(seed: bytes, count: int, kept: int) -> NDArray[np.intp]:
+def draw_subset(seed: bytes, count: int, kept: int) -> NDArray[np.intp]:
     """Draw a subset: the coordinates with the smallest 64-bit little-endian keys, in order.
 
     Of equal keys (a chance of count^2 / 2^65) the lower coordinate goes first.

@@ -55,7 +55,23 @@ def decode_sum(plan: EncodingPlan, ring_sum_d: NDArray[np.uint32], divisor: floa
             f" the plan says uint32 of shape ({plan.length},)"
         )
         raise PeerError(Reason.WRONG_SHAPE, message)
-    scaled_d = centre(ring_sum_d, plan.bits) / plan.scale
-    vector = plan.linear_map.adjoint(scaled_d)
+    vector = decode_integers(plan, centre(ring_sum_d, plan.bits))
     gradient_D = vector[: plan.gradient_length] / divisor
     return MeanDelta(gradient_D, vector[plan.gradient_length :].copy())
+
+
+def decode_integers(plan: EncodingPlan, values_d: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Map integers of a plan's grid back to [gradient | metrics], in parameter and metric units.
+
+    Integers go through the map first and are scaled then: so every end gets the same bits.
+
+    Args:
+        plan: Of a version.
+        values_d: Signed, shape (d,): a centred sum, or what one site sent.
+
+    Returns:
+        float64, shape (D + M,).
+    """
+    vector = plan.linear_map.decode(values_d.astype(np.float64))
+    vector /= plan.scale
+    return vector

@@ -19,20 +19,20 @@ from privacy.accounting.sensitivity import (
 )
 from privacy.compress import LinearMap, MapKind
 from privacy.errors import UsageError
-from privacy.local_noise import LocalNoise, choose_local_noise
+from privacy.local_noise import choose_local_noise
+from privacy.low_rank import LowRank, find_matrices
+from privacy.low_rank_map import LowRankMap, SharedMap
 from privacy.noise import MAX_STD
 from privacy.pipeline import EncodingPlan, Mode
 from privacy.quantise import RecordRule, Rounding
 from privacy.ring import MAX_BITS
 from privacy.spec import TensorSpec, VectorSpec
+from privacy.step_size import METRICS_SHARE, scale_for
 from privacy.surplus import NoiseLevel, choose_levels
 from privacy.terms import CohortRules, PrivacyTerms
 
 _BOUNDED_ROOM = 2.0 ** (MAX_BITS - 2)
 """Grid steps that bounded sums may take: half of the ring's, the rest is the noise's."""
-
-_METRIC_ROOM = 4.0
-"""How much larger than expected a site's noised mean metrics may be before they are cut."""
 
 _EXACT = 2.0**53
 
@@ -69,7 +69,7 @@ def event_at(
             terms.sampling_rate, z, terms.local_steps, d, DEFAULT_SAMPLER_TV, terms.unit
         )
     grid = _grid(terms, spec, rules, map_seed)
-    d = grid.linear_map.output_length
+    d = grid.linear_map.longest_output
     schedule = NoisePlan(
         terms.sampling_rate, 1, grid.sensitivity, d, rules.members, unit=terms.protected
     )
@@ -97,6 +97,10 @@ def evaluation_terms(terms: PrivacyTerms) -> PrivacyTerms:
         map_kind=MapKind.IDENTITY,
         keep=1.0,
         signal_range=1.0,
+        rank=0,
+        bits=0,
+        decay=0.0,
+        target=0.0,
     )
 
 
@@ -104,17 +108,15 @@ def evaluation_terms(terms: PrivacyTerms) -> PrivacyTerms:
 class _Grid:
     """The integers of a noised sum: map, scale and sensitivity."""
 
-    linear_map: LinearMap
+    linear_map: SharedMap
     scale: float
     sensitivity: float
 
 
 def _grid(terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes) -> _Grid:
     norm = math.hypot(terms.clipping_norm, terms.metrics_norm)
-    length = spec.length + terms.metrics_length
-    tail = terms.metrics_length if terms.map_kind.selects else 0
-    linear_map = LinearMap(terms.map_kind, length, tail, _kept(terms, spec), map_seed)
-    d = linear_map.output_length
+    linear_map = _shared_map(terms, spec, map_seed)
+    d = linear_map.longest_output
     scale = _scale(terms, norm, d, rules)
     if terms.mode is Mode.SITE:
         return _Grid(linear_map, scale, conditional_rounding_sensitivity(norm, scale, d).D2)
@@ -148,7 +150,6 @@ def _shared_noise_encoding(
     levels: tuple[NoiseLevel, ...] = ()
     if terms.surplus_up_to:
         levels = _surplus_levels(share, rules, terms.surplus_up_to)
-    d = grid.linear_map.output_length
     by_site = terms.mode is Mode.SITE
     return EncodingPlan(
         mode=terms.mode,
@@ -157,9 +158,9 @@ def _shared_noise_encoding(
         metrics_length=terms.metrics_length,
         map_kind=terms.map_kind,
         map_seed=map_seed,
-        kept=grid.linear_map.kept,
+        kept=_kept(terms, spec),
         scale=grid.scale,
-        bits=bit_width(float(share), rules.members, _signal_sd(terms, grid.scale, share, d, rules)),
+        bits=bit_width(float(share), rules.members, _signal_sd(terms, grid, share, rules)),
         clip_gradient=terms.clipping_norm,
         clip_metrics=terms.metrics_norm,
         rounding=Rounding.CONDITIONAL if by_site else terms.rounding,
@@ -172,6 +173,8 @@ def _shared_noise_encoding(
         noise_variance=share,
         local=None,
         noise_levels=levels,
+        low_rank=low_rank_of(terms, spec),
+        decay=terms.decay,
     )
 
 
@@ -203,7 +206,9 @@ def _local_encoding(
             " than exact sums carry: lower it to what a site can hold"
         )
     ranged = replace(
-        terms, clipping_norm=terms.update_norm, metrics_norm=_metric_range(terms, noise, z)
+        terms,
+        clipping_norm=terms.update_norm,
+        metrics_norm=noise.metric_reach(z, terms.metrics_length),
     )
     return replace(
         _plain_encoding(replace(ranged, mode=Mode.NONE), spec, rules, map_seed),
@@ -217,25 +222,29 @@ def _local_encoding(
     )
 
 
-def _metric_range(terms: PrivacyTerms, noise: LocalNoise, z: float) -> float:
-    """Bound a site's mean metrics of a round: their norm, and that of the noise on them.
-
-    The mean is over steps and the expected batch. The bound is for the ring's range alone.
-    """
-    if not terms.metrics_length:
-        return 0.0
-    spread = z * noise.clip / (terms.expected_batch_size * math.sqrt(terms.local_steps))
-    return _METRIC_ROOM * (terms.metrics_norm + math.sqrt(terms.metrics_length) * spread)
-
-
 def _plain_encoding(
     terms: PrivacyTerms, spec: VectorSpec, rules: CohortRules, map_seed: bytes
 ) -> EncodingPlan:
-    """Use the whole ring: the finest power-of-two grid on which the cohort's sum cannot wrap."""
+    """Fit a ring around a plain sum.
+
+    By default the whole ring: the finest power-of-two grid on which the cohort's sum cannot wrap.
+    Where the job asks for fewer bits, the ring is as wide as the sum is expected to be, rounding is
+    random, and each version announces its step size; here is the first one, from public constants.
+    """
     norm = math.hypot(terms.clipping_norm, terms.metrics_norm)
     if not (math.isfinite(norm) and norm > 0):
         raise UsageError(f"[privacy] clipping_norm is {terms.clipping_norm}, must be positive")
-    room = (2.0 ** (MAX_BITS - 1) - 1 - rules.members) / (rules.members * norm)
+    clip_metrics = terms.metrics_norm
+    if terms.bits:
+        linear_map = _shared_map(terms, spec, map_seed)
+        reach = terms.signal_range * terms.clipping_norm
+        root = math.sqrt(linear_map.shortest_output)
+        spread = math.sqrt(linear_map.shortest_block) / root  # of what lies in one block alone
+        clip_metrics = METRICS_SHARE * reach * spread if terms.metrics_length else 0.0
+        scale = scale_for(rules.members * math.hypot(reach, clip_metrics) / root, terms.bits)
+    else:
+        room = (2.0 ** (MAX_BITS - 1) - 1 - rules.members) / (rules.members * norm)
+        scale = 2.0 ** math.floor(math.log2(room))
     return EncodingPlan(
         mode=terms.mode,
         spec_digest=spec.digest,
@@ -244,11 +253,11 @@ def _plain_encoding(
         map_kind=terms.map_kind,
         map_seed=map_seed,
         kept=_kept(terms, spec),
-        scale=2.0 ** math.floor(math.log2(room)),
-        bits=MAX_BITS,
+        scale=scale,
+        bits=terms.bits or MAX_BITS,
         clip_gradient=terms.clipping_norm,
-        clip_metrics=terms.metrics_norm,
-        rounding=Rounding.PLAIN,
+        clip_metrics=clip_metrics,
+        rounding=Rounding.STOCHASTIC if terms.bits else Rounding.PLAIN,
         unit="none",
         max_rows=0,
         n_max=0,
@@ -257,7 +266,35 @@ def _plain_encoding(
         sensitivity=0.0,
         noise_variance=0,
         local=None,
+        low_rank=low_rank_of(terms, spec),
+        decay=terms.decay,
     )
+
+
+def low_rank_of(terms: PrivacyTerms, spec: VectorSpec) -> LowRank | None:
+    """Lay out the low-rank part of a job's plan; None where its map is another.
+
+    Raises:
+        UsageError: The share of small coordinates is out of range.
+    """
+    if terms.map_kind is not MapKind.LOW_RANK:
+        return None
+    if not 0 < terms.keep <= 1:
+        raise UsageError(f"[compression] keep is {terms.keep}, must lie in (0, 1]")
+    matrices = find_matrices(spec) if terms.rank else ()
+    small = spec.length - sum(matrix.size for matrix in matrices)
+    kept = min(small, max(1, math.ceil(terms.keep * small)))
+    return LowRank(max(1, terms.rank), matrices, kept)
+
+
+def _shared_map(terms: PrivacyTerms, spec: VectorSpec, map_seed: bytes) -> SharedMap:
+    """Make the map of a job's plan, of no version yet."""
+    length = spec.length + terms.metrics_length
+    layout = low_rank_of(terms, spec)
+    if layout is not None:
+        return LowRankMap(layout, length, terms.metrics_length, map_seed)
+    tail = terms.metrics_length if terms.map_kind.selects else 0
+    return LinearMap(terms.map_kind, length, tail, _kept(terms, spec), map_seed)
 
 
 def _kept(terms: PrivacyTerms, spec: VectorSpec) -> int:
@@ -287,22 +324,23 @@ def _scale(terms: PrivacyTerms, norm: float, d: int, rules: CohortRules) -> floa
     return min(scale, 2.0 ** math.floor(math.log2(room)))
 
 
-def _signal_sd(terms: PrivacyTerms, scale: float, share: int, d: int, rules: CohortRules) -> float:
+def _signal_sd(terms: PrivacyTerms, grid: _Grid, share: int, rules: CohortRules) -> float:
     """Give the deviation of the summed signal's largest coordinate, grid units, from constants.
 
     Where the size is bounded it is met, by a count of all records for one. So what is given makes
     `RANGE_DEVIATIONS` of signal and noise together reach as far as the bound of all members and
     then as many deviations of the noise: (r + n)^2 = n^2 + r*(r + 2n).
-    Without a rotation all of it may sit on one coordinate; a rotation spreads it over all, but for
-    metrics beside a random subset, which no map touches.
+    Without a rotation all of it may sit on one coordinate; a rotation spreads it over all. A metric
+    may be all that counts: it is spread over its own block, beside a random subset over none.
     """
     if terms.site_range:
-        reach = rules.members * terms.site_range * scale / RANGE_DEVIATIONS
+        reach = rules.members * terms.site_range * grid.scale / RANGE_DEVIATIONS
         return math.sqrt(reach * (reach + 2 * math.sqrt(rules.members * share)))
     units = rules.members if terms.mode is Mode.SITE else terms.expected_batch_size
-    total = terms.signal_range * units * scale
+    total = terms.signal_range * units * grid.scale
     whole = total * math.hypot(terms.clipping_norm, terms.metrics_norm)
     if not terms.map_kind.rotates:
         return whole / RANGE_DEVIATIONS
-    unmapped = total * terms.metrics_norm if terms.map_kind.selects else 0.0
-    return max(whole / math.sqrt(d), unmapped / RANGE_DEVIATIONS)
+    block = 1 if terms.map_kind.selects else grid.linear_map.shortest_block
+    metric = total * terms.metrics_norm / math.sqrt(block)
+    return max(whole / math.sqrt(grid.linear_map.shortest_output), metric / RANGE_DEVIATIONS)

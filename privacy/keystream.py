@@ -32,6 +32,7 @@ class Label(IntEnum):
     LOCAL_COARSE_TIE = 7
     LOCAL_FINE = 8
     LOCAL_FINE_TIE = 9
+    MAP_BASIS = 10
     SAMPLE = 0x20
 
 

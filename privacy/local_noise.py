@@ -42,6 +42,7 @@ MAX_STEPS = 1_000_000
 _GAIN = LEVEL_RATIO**2 + 1
 _STD_BITS = 20  # z*C is 2^20 to 2^21 grid steps
 _MAX_EXPONENT = 64
+_METRIC_ROOM = 4.0  # how much larger than expected noised mean metrics may be before they are cut
 _FRACTION = 512  # bits of the fixed point that table weights are computed in
 
 
@@ -99,6 +100,20 @@ class LocalNoise:
     def variance(self) -> int:
         """Return the variance of a coordinate's noise, grid units squared."""
         return _GAIN * self.level_variance
+
+    def metric_reach(self, noise_multiplier: float, metrics: int) -> float:
+        """Bound a site's mean metrics of a round: their norm, and that of the noise on them.
+
+        The mean is over steps and the expected batch. The bound is for the ring's range alone.
+
+        Args:
+            noise_multiplier: z of each step.
+            metrics: M.
+        """
+        if not metrics:
+            return 0.0
+        spread = noise_multiplier * self.clip / (self.expected_batch * math.sqrt(self.steps))
+        return _METRIC_ROOM * (self.clip_metrics + math.sqrt(metrics) * spread)
 
     def check_noise(self, noise_multiplier: float) -> None:
         """Refuse noise below z * D2, compared exactly.

@@ -116,7 +116,8 @@ def without_noise(update: QuantisedDelta, bits: int) -> NoisedUpdate:
         message = "an update that states a sensitivity must be noised before it leaves"
         raise UsageError(message)
     half = 1 << (bits - 1)
-    if update.values_d.size and max(-update.values_d.min(), update.values_d.max()) >= half:
+    values_d = update.values_d
+    if values_d.size and max(-int(values_d.min()), int(values_d.max())) >= half:
         message = f"the delta leaves the {bits}-bit ring: choose more bits or a smaller scale"
         raise UsageError(message)
     return NoisedUpdate(update.values_d)

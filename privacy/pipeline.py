@@ -7,14 +7,18 @@ sensitivity is refused when it is read. Whether its noise is enough for the job'
 `privacy.planning` and the site's policy to say.
 
 The vector of a record or a delta is [gradient (D) | metrics (M)], both clipped apart, mapped
-together, zero padded to the map's blocks: d integers, not yet reduced mod 2^B.
+together, zero padded to the map's blocks: d integers, not yet reduced mod 2^B. A site's whole delta
+is encoded in `privacy.encode`, records here.
+
+A job's plan may leave the step size and the bases of a low-rank map to each model version's
+announcement (`privacy.announcement`); the plan of a version then holds both.
 
 Shapes: D = gradient coordinates, M = metrics, N = records of a micro-batch, d = integers.
 """
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -22,28 +26,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.accounting.sensitivity import conditional_rounding_sensitivity
-from privacy.clip import append_metrics, clip_site_delta
-from privacy.compress import LinearMap, MapKind, compress
-from privacy.delta import Delta
-from privacy.dense import is_dense, round_delta
+from privacy.basis import Basis
+from privacy.compress import LinearMap, MapKind
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.local_noise import LocalNoise
-from privacy.noise import MAX_STD, NoisedUpdate, add_skellam_noise, without_noise
-from privacy.plan_bytes import from_json, to_json
-from privacy.quantise import (
-    MAX_SENSITIVITY,
-    RecordRule,
-    RecordSum,
-    Rounding,
-    round_conditionally,
-    round_plainly,
-)
+from privacy.low_rank import LowRank
+from privacy.low_rank_map import LowRankMap, SharedMap
+from privacy.noise import MAX_STD, NoisedUpdate, add_skellam_noise
+from privacy.plan_bytes import BESIDE, from_json, to_json
+from privacy.quantise import MAX_SENSITIVITY, RecordRule, RecordSum, Rounding
 from privacy.ring import MAX_BITS, MIN_BITS
 from privacy.spec import MAX_LENGTH
 from privacy.surplus import NoiseLevel, NoiseShare
 
 MAX_RECORDS = 2**40
-_MAX_PLAN_BYTES = 4096
+_MAX_PLAN_BYTES = 1 << 17  # of which the matrices of a low-rank map take most
 
 
 class Mode(StrEnum):
@@ -71,9 +68,9 @@ class Mode(StrEnum):
 
 _ROUNDINGS = {
     Mode.RECORD_DISTRIBUTED: (Rounding.RECORD, Rounding.SUM),
-    Mode.RECORD_LOCAL: (Rounding.PLAIN,),
+    Mode.RECORD_LOCAL: (Rounding.PLAIN, Rounding.STOCHASTIC),
     Mode.SITE: (Rounding.CONDITIONAL,),
-    Mode.NONE: (Rounding.PLAIN,),
+    Mode.NONE: (Rounding.PLAIN, Rounding.STOCHASTIC),
 }
 _UNITS = {
     Mode.RECORD_DISTRIBUTED: ("record", "user"),
@@ -115,6 +112,10 @@ class EncodingPlan:
         local: Mode record-local: clip, grid and noise of each local step; else None.
         noise_levels: What a share needs where more than N_min sites survive; empty where all noise
             stays in the sum (`privacy.surplus`).
+        low_rank: Map LOW_RANK: its matrices and what a version says of them; else None.
+        decay: Share of a site's residual that goes into its next update (`privacy.residual`); 0 in
+            mode record-distributed, where it would carry records past the accounting.
+        basis: The bases that ``low_rank.basis_digest`` names; None in a job's own plan.
 
     Raises:
         PeerError: MALFORMED: a field is out of range or does not fit another one; POLICY: the
@@ -142,6 +143,9 @@ class EncodingPlan:
     noise_variance: int
     local: LocalNoise | None
     noise_levels: tuple[NoiseLevel, ...] = ()
+    low_rank: LowRank | None = None
+    decay: float = 0.0
+    basis: Basis | None = field(default=None, repr=False, compare=False, metadata={BESIDE: True})
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -188,16 +192,27 @@ class EncodingPlan:
         """
         return dataclasses.replace(self, map_seed=map_seed)
 
+    @property
+    def announces_scale(self) -> bool:
+        """Whether each version's announcement says the step size, on which no privacy rests."""
+        return self.rounding is Rounding.STOCHASTIC
+
     @cached_property
-    def linear_map(self) -> LinearMap:
+    def linear_map(self) -> SharedMap:
         """Return the shared map over [gradient | metrics]; a subset leaves the metrics alone."""
+        if self.low_rank is not None:
+            length = self.gradient_length + self.metrics_length
+            return LowRankMap(self.low_rank, length, self.metrics_length, self.map_seed, self.basis)
         tail = self.metrics_length if self.map_kind.selects else 0
         length = self.gradient_length + self.metrics_length
         return LinearMap(self.map_kind, length, tail, self.kept, self.map_seed)
 
     @property
     def length(self) -> int:
-        """Return d: integers on the wire, all padding counted."""
+        """Return d: integers on the wire, all padding counted.
+
+        In a job's own plan with a low-rank map, the larger d of even and odd versions.
+        """
         return self.linear_map.output_length
 
     @property
@@ -210,10 +225,33 @@ class EncodingPlan:
         apart = self.map_kind.selects or self.map_kind is MapKind.IDENTITY
         return self.metrics_length if apart else 0
 
+    def length_at(self, version: int) -> int:
+        """Return d of the updates that start from a model version."""
+        return self.linear_map.output_at(version % 2)
+
+    @property
+    def longest(self) -> int:
+        """Return the largest d of any version: what sensitivity and epsilon are counted with."""
+        return self.linear_map.longest_output
+
     @property
     def clip(self) -> float:
         """Return C with C^2 = C_g^2 + C_m^2."""
         return math.hypot(self.clip_gradient, self.clip_metrics)
+
+    @property
+    def metrics_norm(self) -> float:
+        """Return the norm that a site brings its metrics to: what their sums are read back by.
+
+        In record-local the metrics of a step are noised at the norm of ``local``; where the step
+        size is announced, they then get the share of the ring that `clip_metrics` stands for.
+        """
+        if self.local is None:
+            return self.clip_metrics
+        if not (self.announces_scale and self.metrics_length):
+            return self.local.clip_metrics
+        reach = self.local.metric_reach(self.noise_multiplier, self.metrics_length)
+        return self.local.clip_metrics * (self.clip_metrics / reach)
 
     @property
     def noise_share(self) -> NoiseShare:
@@ -254,7 +292,12 @@ class EncodingPlan:
 
     def _required_sensitivity(self) -> float:
         """Return the least D2 that a plan with this clip, scale, map and rounding may state."""
-        length = self.length  # building the map checks it, in every mode
+        length = self.longest  # building the map checks it, in every mode
+        if isinstance(self.linear_map, LowRankMap) and self.bits > self.linear_map.exact_bits():
+            raise UsageError(
+                f"a low-rank map of rank {self.linear_map.layout.rank} is decoded exactly up to"
+                f" {self.linear_map.exact_bits()} bits, not {self.bits}"
+            )
         if self.mode.by_record:
             return self.record_rule.sensitivity
         if self.mode is Mode.SITE:
@@ -291,6 +334,8 @@ class EncodingPlan:
                 1 <= self.noise_variance <= MAX_STD**2 if noised else self.noise_variance == 0
             ),
             "local": (self.local is not None) == local,
+            "low_rank": (self.low_rank is not None) == (self.map_kind is MapKind.LOW_RANK),
+            "decay": 0 <= self.decay <= (0 if self.mode is Mode.RECORD_DISTRIBUTED else 1),
             "noise_levels": not self.noise_levels or (noised and self.noise_share.is_valid),
         }
         if self.local is not None:
@@ -362,69 +407,6 @@ class RecordAccumulator:
             message = "this accumulator has made its update; a step needs one of its own"
             raise UsageError(message)
         return self._sum
-
-
-def encode_delta(
-    plan: EncodingPlan,
-    delta: Delta,
-    metrics_M: NDArray[np.float32] | None = None,
-    rounding_seed: bytes | None = None,
-    noise_seed: bytes | None = None,
-) -> NoisedUpdate:
-    """Encode a site's whole delta (modes ``site``, ``none`` and ``record-local``).
-
-    In record-local delta and metrics are noised already (`privacy.local_steps`): what is done here
-    is post-processing, and the clip keeps them in the ring's range, no more.
-
-    In mode site a vector that is not finite counts as zero, which is the very neighbour that the
-    noise hides it from: a refusal would tell, uncharged, what this site's data did.
-
-    Args:
-        plan: Mode site, none or record-local.
-        delta: Local minus global parameters.
-        metrics_M: The site's metrics, shape (M,); None where the plan has none.
-        rounding_seed: Mode site: 32 secret bytes; else None.
-        noise_seed: Mode site: 32 other secret bytes, fresh for this attempt; else None.
-
-    Raises:
-        PeerError: WRONG_SHAPE: the delta or the metrics are not of the plan's model; NOT_FINITE:
-            they hold a NaN or an infinity, in modes none and record-local.
-        UsageError: Seeds that do not fit the mode; in mode none, integers that leave the ring.
-    """
-    if delta.spec_digest != plan.spec_digest or delta.values_D.shape != (plan.gradient_length,):
-        message = "the delta was taken with another vector spec than the plan's"
-        raise PeerError(Reason.WRONG_SHAPE, message)
-    if plan.mode is Mode.SITE and not all_finite(delta, metrics_M):
-        delta = Delta(np.zeros_like(delta.values_D), delta.spec_digest)
-        metrics_M = None if metrics_M is None else np.zeros_like(metrics_M)
-    plain = plan.mode in (Mode.NONE, Mode.RECORD_LOCAL) and rounding_seed is noise_seed is None
-    if plain and not plan.metrics_length and metrics_M is None and is_dense(plan.linear_map):
-        rounded_d = round_delta(
-            delta.values_D, plan.clip_gradient, plan.linear_map, plan.scale, plan.bits
-        )
-        if rounded_d is not None:  # else the stages below say what is wrong
-            return NoisedUpdate(rounded_d)
-    clipped = clip_site_delta(delta, plan.clip_gradient)
-    if metrics_M is not None or plan.metrics_length:
-        metrics_M = np.empty(0, np.float32) if metrics_M is None else metrics_M
-        if metrics_M.shape != (plan.metrics_length,):
-            message = f"the plan has {plan.metrics_length} metrics, not shape {metrics_M.shape}"
-            raise PeerError(Reason.WRONG_SHAPE, message)
-        clipped = append_metrics(clipped, metrics_M, plan.clip_metrics)
-    compressed = compress(clipped, plan.linear_map)
-    if plan.mode is Mode.SITE and rounding_seed is not None and noise_seed is not None:
-        quantised = round_conditionally(compressed, plan.scale, rounding_seed)
-        return add_skellam_noise(quantised, plan.noise_share, noise_seed)
-    if plain:
-        return without_noise(round_plainly(compressed, plan.scale), plan.bits)
-    message = f"mode {plan.mode} with these seeds: site takes both, none and record-local neither"
-    raise UsageError(message)
-
-
-def all_finite(delta: Delta, metrics_M: NDArray[np.float32] | None) -> bool:
-    """Say whether neither a site's delta nor its metrics hold a NaN or an infinity."""
-    metrics_finite = metrics_M is None or bool(np.isfinite(metrics_M).all())
-    return metrics_finite and bool(np.isfinite(delta.values_D).all())
 
 
 def _positive(value: float) -> bool:

@@ -1,7 +1,7 @@
 """Write frozen records of plain fields as canonical JSON, and read them back strictly.
 
 Compact ASCII JSON, keys sorted, bytes in hexadecimal, a nested record as an object, None as null, a
-tuple of records as an array.
+tuple of records as an array. A field whose metadata say `BESIDE` rides beside the bytes.
 One value has one encoding, so equal digests mean equal plans.
 """
 
@@ -10,6 +10,9 @@ import json
 from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args, get_origin
+
+BESIDE = "beside"
+"""Metadata key of a field that is no part of the canonical bytes: another one there names it."""
 
 
 def to_json(record: Any) -> bytes:
@@ -45,6 +48,7 @@ def _fields_of(record: Any) -> dict[str, Any]:
     return {
         field.name: _written(field.type, getattr(record, field.name))
         for field in dataclasses.fields(record)
+        if BESIDE not in field.metadata
     }
 
 
@@ -63,7 +67,8 @@ def _written(kind: Any, value: Any) -> Any:
 
 
 def _record(kind: type[Any], values: Any) -> Any:
-    fields = {field.name: field.type for field in dataclasses.fields(kind)}  # else a TypeError
+    declared = dataclasses.fields(kind)  # a TypeError where it is no record
+    fields = {field.name: field.type for field in declared if BESIDE not in field.metadata}
     if not isinstance(values, dict) or values.keys() != fields.keys():
         raise KeyError
     return kind(**{name: _read(fields[name], value) for name, value in values.items()})

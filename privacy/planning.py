@@ -21,11 +21,11 @@ from privacy.accounting.events import (
     Unit,
 )
 from privacy.accounting.sensitivity import l1_sensitivity
-from privacy.compress import MapKind
+from privacy.announcement import encoding_for_version
+from privacy.compression_target import resolve
 from privacy.encodings import encoding_at, evaluation_spec, evaluation_terms, event_at
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan, Mode
-from privacy.secagg.encoding import hash_of
 from privacy.spec import VectorSpec
 from privacy.terms import CohortRules, PrivacyTerms
 
@@ -65,6 +65,7 @@ def derive_encoding(
             says which number to change.
         PeerError: The terms contradict each other.
     """
+    terms = resolve(terms, spec, rules)
     z = 0.0 if terms.mode is Mode.NONE else terms.noise_multiplier
     if z is None:
         z = _calibrated(terms, spec, rules, map_seed)
@@ -174,9 +175,9 @@ def step_event(plan: EncodingPlan, rules: CohortRules, steps: int = 1) -> Event:
     return SkellamRecordEvent(
         q=plan.sampling_rate,
         V=float(plan.noise_variance) * rules.honest_sites,
-        D1=l1_sensitivity(plan.sensitivity, plan.length),
+        D1=l1_sensitivity(plan.sensitivity, plan.longest),
         D2=plan.sensitivity,
-        d=plan.length,
+        d=plan.longest,
         n_sites=rules.members,
         steps=steps,
         unit=_unit(plan),
@@ -227,13 +228,6 @@ def _exchange_events(
     if not terms.evaluation_length:
         return train, None
     return train, step_event(evaluation_encoding(terms, rules, plan, plan.map_seed), rules)
-
-
-def encoding_for_version(plan: EncodingPlan, version: int) -> EncodingPlan:
-    """Give the plan of the round that trains from a model version: only the map's seed differs."""
-    if plan.map_kind is MapKind.IDENTITY:
-        return plan
-    return plan.with_map_seed(hash_of("map", plan.map_seed, version))
 
 
 def _calibrated(

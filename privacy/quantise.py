@@ -1,7 +1,7 @@
 """Round to the integer grid, so that one privacy unit moves the integers by at most D2.
 
 Noise is discrete, so its sensitivity must be that of integers, rounding included: leaving the
-sqrt(d) terms out understates it (privacy.md, D-REC step 5 and "Site mode"). Four roundings:
+sqrt(d) terms out understates it (privacy.md, D-REC step 5 and "Site mode"). Five roundings:
 
 - *record* (default): each record is clipped, mapped, scaled and rounded, its integer norm is
   checked against D2 = C*s + sqrt(d)/2, and the integers are summed exactly. A record that fails the
@@ -11,6 +11,8 @@ sqrt(d) terms out understates it (privacy.md, D-REC step 5 and "Site mode"). Fou
   a bound on the float error, because two neighbouring sums round apart by up to sqrt(d).
 - *conditional*: a site's one vector is rounded stochastically until its norm is at most D2.
 - *plain*: to the nearest integer, in mode ``none``; no sensitivity is claimed.
+- *stochastic*: up or down at random, so that errors of many sites cancel on coarse grids; no
+  sensitivity is claimed either.
 
 Sums of integers run in float64, which is exact here: every partial sum of integers stays below
 2^53 (`MAX_SENSITIVITY`, `RecordSum`), in any order, with or without fused multiply-add.
@@ -33,9 +35,10 @@ from privacy.accounting.sensitivity import (
     sum_rounding_sensitivity,
 )
 from privacy.clip import clip_factors, record_norms
-from privacy.compress import CompressedDelta, LinearMap
+from privacy.compress import CompressedDelta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.keystream import Keystream, Label
+from privacy.low_rank_map import LowRankMap, SharedMap
 from privacy.user_rows import UserRows
 
 MAX_SENSITIVITY = float(2**26)
@@ -54,6 +57,7 @@ class Rounding(StrEnum):
     SUM = "sum"
     CONDITIONAL = "conditional"
     PLAIN = "plain"
+    STOCHASTIC = "stochastic"
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,12 +65,12 @@ class QuantisedDelta:
     """Integers in grid units, not yet noised: nothing but the noise stage may see them.
 
     Attributes:
-        values_d: int64, shape (d,).
+        values_d: Signed integers, shape (d,): int64, but for `privacy.dense`.
         sensitivity: D2, the L2 distance in grid units by which one privacy unit can move them
             (add or remove a record; zero out a site); infinite where none is claimed.
     """
 
-    values_d: NDArray[np.int64]
+    values_d: NDArray[np.integer]
     sensitivity: float
 
 
@@ -86,7 +90,7 @@ class RecordRule:
         by_user: The privacy unit is a user: rows of one user are summed before the clip.
     """
 
-    linear_map: LinearMap
+    linear_map: SharedMap
     metrics: int
     clip_gradient: float
     clip_metrics: float
@@ -107,11 +111,14 @@ class RecordRule:
         Raises:
             UsageError: The rounding is not one of records, or a number is out of range.
         """
-        length = self.linear_map.output_length
+        length = self.linear_map.longest_output
         if self.rounding is Rounding.RECORD:
             return record_rounding_sensitivity(self.clip, self.scale, length).D2
         if self.rounding is not Rounding.SUM:
             message = f"records are rounded each or as a sum, not by {self.rounding!r}"
+            raise UsageError(message)
+        if isinstance(self.linear_map, LowRankMap):
+            message = "rounding 'sum' has no error bound through a low-rank map: use 'record'"
             raise UsageError(message)
         inner = self.linear_map.inner_dimensions
         # Norms are taken over the coordinates before a subset, which are more than d.
@@ -310,14 +317,43 @@ def round_plainly(delta: CompressedDelta, scale: float) -> QuantisedDelta:
     Raises:
         PeerError: POLICY: the scale is too fine: integers beyond 2^53 are not exact.
     """
-    if delta.clipping_norm * scale >= _EXACT:
-        message = f"a scale of {scale} makes integers that float64 does not hold"
-        raise PeerError(Reason.POLICY, message)
+    _check_exact(delta, scale)
     rounded_d = np.empty(delta.values_d.size, dtype=np.int64)
     for begin in range(0, rounded_d.size, _CHUNK):  # what is between the two stays in the cache
         scaled_s = delta.values_d[begin : begin + _CHUNK] * scale
         rounded_d[begin : begin + _CHUNK] = np.rint(scaled_s, out=scaled_s)
     return QuantisedDelta(rounded_d, math.inf)
+
+
+def round_stochastically(
+    delta: CompressedDelta, scale: float, rounding_seed: bytes
+) -> QuantisedDelta:
+    """Round each coordinate up with the probability of its fractional part (to 2^-32).
+
+    Args:
+        delta: Clipped and mapped.
+        scale: s, grid steps per unit.
+        rounding_seed: 32 secret bytes, fresh for this update and used for nothing else.
+
+    Raises:
+        PeerError: POLICY: the scale is too fine: integers beyond 2^53 are not exact.
+    """
+    _check_exact(delta, scale)
+    stream = Keystream(rounding_seed, Label.ROUNDING)
+    rounded_d = np.empty(delta.values_d.size, dtype=np.int64)
+    for begin in range(0, rounded_d.size, _CHUNK):
+        scaled_s = delta.values_d[begin : begin + _CHUNK] * scale
+        floor_s = np.floor(scaled_s)
+        threshold_s = (scaled_s - floor_s) * 2.0**32
+        up_s = stream.read(4 * floor_s.size).view("<u4") < threshold_s
+        rounded_d[begin : begin + _CHUNK] = floor_s + up_s
+    return QuantisedDelta(rounded_d, math.inf)
+
+
+def _check_exact(delta: CompressedDelta, scale: float) -> None:
+    if delta.clipping_norm * scale >= _EXACT:
+        message = f"a scale of {scale} makes integers that float64 does not hold"
+        raise PeerError(Reason.POLICY, message)
 
 
 def _refuse(message: str) -> None:

@@ -37,6 +37,13 @@ class PrivacyTerms:
         surplus_up_to: Survivors of a round in which nobody is lost, where noise that only fewer
             survivors would need is taken off the sum; 0 where all of it stays.
         groups: Into how many a cohort falls, each with a sum and whole noise of its own.
+        rank: r of the low-rank map; 0 where no tensor is taken as a matrix. ``keep`` is then the
+            share of the other coordinates.
+        bits: B of a plain sum that is rounded at random and announces its step size; 0 for the
+            widest ring. Sums with noise of their own have theirs from the noise.
+        decay: Of a site's residual; see ``EncodingPlan``.
+        target: By how much an update is to be smaller than the model in fp32, where the map, the
+            rank and the bits follow from it (`privacy.compression_target`); 0 where they are given.
     """
 
     mode: Mode
@@ -63,6 +70,10 @@ class PrivacyTerms:
     evaluation_length: int = 0
     surplus_up_to: int = 0
     groups: int = 1
+    rank: int = 0
+    bits: int = 0
+    decay: float = 0.0
+    target: float = 0.0
 
     @property
     def exchanges(self) -> int:

@@ -20,6 +20,7 @@ from edge_node.tasks.batches import read_batch
 from edge_node.tasks.task import Task, TaskError, load_task, spec_of
 from edge_node.trainer.batch_port import BatchPort
 from edge_node.trainer.frames import ATTACK, DESCRIBE, Start
+from privacy.announcement import encoding_for_version
 from privacy.leakage.audit import Effort, audit
 from privacy.leakage.fields import Batch, Field
 from privacy.leakage.scene import Scene
@@ -57,7 +58,8 @@ class LeakageAttacks:
             raise TaskError(f"nothing is known of a request for {request['action']!r}")
         plan_bytes, columns, rows = self._parts(request["sizes"])
         schema = Schema(tuple(_column(entry) for entry in json.loads(columns)))
-        plan, effort = EncodingPlan.from_bytes(plan_bytes), Effort(**request["effort"])
+        plan = encoding_for_version(EncodingPlan.from_bytes(plan_bytes), 0)
+        effort = Effort(**request["effort"])
         reports = [
             audit(
                 self._scene(plan, schema, request, steps),

@@ -4,6 +4,7 @@ Shapes: D = coordinates of the model vector.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from privacy.accounting.events import Event
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import EncodingPlan, Mode
+from privacy.residual import Residual
 from privacy.spec import VectorSpec
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.jobfile import JobFile, NoPrivacy
@@ -63,6 +65,14 @@ class JobAtSite:
         """Return the delta that the job states its epsilon at; None where it states none."""
         privacy = self.job_file.privacy
         return None if isinstance(privacy, NoPrivacy) else privacy.delta_dp
+
+    @cached_property
+    def residual(self) -> Residual | None:
+        """Return what this site's updates have left unsaid; None where the plan carries nothing.
+
+        In memory only: after a restart it begins anew, which costs accuracy and nothing else.
+        """
+        return Residual(self.plan.decay) if self.plan.decay else None
 
     @property
     def charged_ahead(self) -> bool:

@@ -31,15 +31,16 @@ from edge_node.flower.reply import (
     metric_vector,
     read_description,
 )
-from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
+from edge_node.rounds.site_delta import encode_trained, plan_for
 from edge_node.rounds.trainer_rules import trainer_confinement, trainer_limits
 from edge_node.trainer.frames import CALL, FLOWER
 from edge_node.trainer.trainer import Reply, Trainer, TrainerJob
 from privacy.delta import Delta, take_delta
+from privacy.encode import all_finite, encode_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.noise import NoisedUpdate
-from privacy.pipeline import EncodingPlan, Mode, all_finite, encode_delta
+from privacy.pipeline import EncodingPlan, Mode
 from tidegate import flower_config
 from tidegate.confine.sandbox import SandboxReport
 from tidegate.jobfile import FlowerApp
@@ -100,8 +101,7 @@ class FlowerRound:
             PeerError: Its answer was refused; or the job has no such purpose.
             UsageError: What the app remembers is lost.
         """
-        plan, _ = self.job.terms_for(request.purpose)
-        plan, _ = encoding_of(plan, request.version)
+        plan = plan_for(self.job, request)
         job_id = self.job.job_id
         key = UpdateKey(request.round, request.version, request.purpose)
         before = await self._states.begin(job_id, key)
@@ -152,7 +152,7 @@ class FlowerRound:
         else:
             notes = check_update(reply, self.job.spec)
             layout = self.job.job_file.metrics
-            scale = layout.coordinate_scale(plan.clip_metrics)
+            scale = layout.coordinate_scale(plan.metrics_norm)
             metrics_M, more = metric_vector(reply, layout, scale, keep_nan=counts_as_zero)
             metrics_M = metrics_M if plan.metrics_length else None
             delta = take_delta(self.job.spec, answer_D, request.model_D)
@@ -161,6 +161,8 @@ class FlowerRound:
             log.warning(
                 "not finite, so it counts as zero", job=self.job.job_id, round=request.round
             )
+        if not is_evaluation(request.purpose):
+            return encode_trained(self.job, request, delta, metrics_M)
         if plan.mode is not Mode.SITE:
             return encode_delta(plan, delta, metrics_M)
         rounding, noise = (secrets.token_bytes(_SEED_BYTES) for _ in range(2))

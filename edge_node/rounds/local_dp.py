@@ -21,10 +21,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.plain_training import time_box
 from edge_node.rounds.row_draw import DrawnRows, RowDraw
+from edge_node.rounds.site_delta import encode_trained, plan_for
 from edge_node.trainer.time_box import Clock
 from edge_node.trainer.trainer import Trainer
 from privacy.delta import take_delta
@@ -33,7 +33,6 @@ from privacy.local_noise import LocalNoise
 from privacy.local_steps import LocalStepAccumulator, NoisyStep
 from privacy.noise import NoisedUpdate
 from privacy.normalise import normalise_delta
-from privacy.pipeline import encode_delta
 from tidegate.confine.sandbox import SandboxReport
 
 _SEED_BYTES = 32
@@ -94,7 +93,7 @@ class LocalDp:
             TrainerFailure: The app raised, hung or died.
             PeerError: NOT_FINITE: the steps diverged.
         """
-        plan, _ = encoding_of(self.job.plan, request.version)
+        plan = plan_for(self.job, request)
         accumulator = LocalStepAccumulator(plan)
         model_D = request.model_D
         metrics_M = np.zeros(plan.metrics_length)
@@ -110,8 +109,12 @@ class LocalDp:
         metrics_M /= self._local.expected_batch * taken
         delta = take_delta(self.job.spec, model_D, request.model_D)
         delta = normalise_delta(delta, self._local.steps, taken)
-        metrics = metrics_M.astype(np.float32) if plan.metrics_length else None
-        return encode_delta(plan, delta, metrics)
+        metrics = None
+        if plan.metrics_length:
+            # Noised at the steps' norm; where the step size is announced, the ring has another.
+            ratio = plan.metrics_norm / self._local.clip_metrics
+            metrics = np.asarray(metrics_M * ratio, dtype=np.float32)
+        return encode_trained(self.job, request, delta, metrics)
 
     async def _noised_step(
         self, accumulator: LocalStepAccumulator, model_D: NDArray[np.float32]

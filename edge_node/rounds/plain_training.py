@@ -13,18 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_node import log
-from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
+from edge_node.rounds.site_delta import encode_trained, plan_for
 from edge_node.trainer.time_box import Clock, TimeBox
 from edge_node.trainer.trainer import Trainer
 from privacy.delta import take_delta
+from privacy.encode import all_finite
 from privacy.errors import PeerError, Reason
 from privacy.noise import NoisedUpdate
 from privacy.normalise import normalise_delta
-from privacy.pipeline import EncodingPlan, Mode, all_finite, encode_delta
+from privacy.pipeline import EncodingPlan, Mode
 from tidegate.confine.sandbox import SandboxReport
-
-_SEED_BYTES = 32
 
 
 class PlainTraining:
@@ -54,7 +53,7 @@ class PlainTraining:
         local = self.job.job_file.local
         if local is None or not len(self.job.dataset):
             raise PeerError(Reason.TRAINER_FAILED, "there is nothing to train on for this job")
-        plan, _ = encoding_of(self.job.plan, request.version)
+        plan = plan_for(self.job, request)
         batches = DrawnBatches(self.job, local.steps, local.batch_size)
         rate, box = local.learning_rate or 0.0, time_box(self.job, self._clock)
         trained_D, metrics_KM = await self.trainer.local_steps(request.model_D, batches, rate, box)
@@ -65,7 +64,7 @@ class PlainTraining:
         if plan.mode is Mode.SITE and not all_finite(delta, metrics_M):
             facts = {"job": self.job.job_id, "round": request.round}
             log.warning("local training gave NaN or infinity: it counts as zero", **facts)
-        return encode_delta(plan, delta, metrics_M, *_seeds(plan))
+        return encode_trained(self.job, request, delta, metrics_M)
 
     async def stop(self) -> None:
         """End the trainer."""
@@ -77,7 +76,7 @@ class PlainTraining:
         """Give the mean record's blocks over all steps, in the scale of the sum; None if none."""
         if not plan.metrics_length:
             return None
-        scale = self.job.job_file.metrics.coordinate_scale(plan.clip_metrics)
+        scale = self.job.job_file.metrics.coordinate_scale(plan.metrics_norm)
         return np.asarray(metrics_KM.mean(axis=0) * scale, dtype=np.float32)
 
 
@@ -112,10 +111,3 @@ def time_box(job: JobAtSite, clock: Clock) -> TimeBox | None:
     """Give a round's time box; None where the job has a fixed number of steps."""
     length_s = job.job_file.round.time_box_s
     return None if length_s is None else TimeBox(length_s, clock)
-
-
-def _seeds(plan: EncodingPlan) -> tuple[bytes | None, bytes | None]:
-    """Draw what mode site rounds and adds noise with; mode none does neither."""
-    if plan.mode is not Mode.SITE:
-        return None, None
-    return secrets.token_bytes(_SEED_BYTES), secrets.token_bytes(_SEED_BYTES)

@@ -14,9 +14,9 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_node.job_state import encoding_of
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.row_draw import RowDraw
+from edge_node.rounds.site_delta import plan_for
 from edge_node.trainer.trainer import Trainer
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import RecordAccumulator
@@ -53,7 +53,7 @@ class RecordSums:
         Raises:
             TrainerFailure: The app raised, hung or died.
         """
-        plan, _ = encoding_of(self.job.plan, request.version)
+        plan = plan_for(self.job, request)
         drawn = self._rows.draw(secrets.token_bytes(_SEED_BYTES))
         accumulator = RecordAccumulator(plan)
         # Each block of a record's metrics has norm at most 1; together they are brought to C_m, to

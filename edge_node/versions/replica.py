@@ -84,7 +84,9 @@ class Replica:
         opened = broadcast.opened
         if opened is None or self.step is None:
             raise PeerError(Reason.POLICY, "a version without a sum cannot be replayed")
-        plan = encoding_for_version(self.job.plan, opened.encoded_at)
+        if opened.encoded_at != self.version:
+            raise PeerError(Reason.POLICY, "a sum of updates from another version than the last")
+        plan = encoding_for_version(self.job.plan, self.version, self.announcement)
         divisor = self.job.job_file.divisor(opened.updates)
         mean_D = read_sum(plan, packed, divisor)
         self.model_D = self.step.replay(broadcast.version, self.model_D, mean_D)

@@ -17,15 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privacy.compress import LinearMap, MapKind
+from privacy.compress import MapKind
 from privacy.decode import decode_sum
 from privacy.delta import Delta
+from privacy.encode import encode_delta
 from privacy.leakage.fields import Batch
 from privacy.leakage.scene import Scene
 from privacy.leakage.unrolled import SiteUpdate, descent_of, flatten, recipe_of, record_gradients
 from privacy.leakage.verdict import Exposure
 from privacy.local_steps import LocalStepAccumulator
-from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator, encode_delta
+from privacy.low_rank_map import SharedMap
+from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator
 from privacy.secagg.encoding import hash_of
 
 Projection = Callable[[Tensor], Tensor]
@@ -42,7 +44,7 @@ class Release:
         batch: The records behind it, site by site, S*B in all: the truth to compare with.
         observed_D: The decoded vector, float64, parameter units, shape (D,).
         error_std: Deviation of noise and rounding on each coordinate.
-        project: What the shared map and its adjoint make of a vector: linear, its own adjoint.
+        project: What the shared map and its decoding make of a vector: linear, its own adjoint.
     """
 
     scene: Scene
@@ -92,11 +94,11 @@ def error_std(scene: Scene, sites: int) -> float:
 
 
 def projection_of(plan: EncodingPlan) -> Projection:
-    """Give what a plan's map and its adjoint make of a vector: itself, or what a subset leaves.
+    """Give what a plan's map and its decoding make of a vector: itself, or what they leave of it.
 
     It is symmetric, and with padding no projection: applied once, as `privacy.decode` has done.
     """
-    if not plan.map_kind.selects:
+    if not plan.map_kind.loses:
         return lambda vector_D: vector_D
     linear_map, length = plan.linear_map, plan.gradient_length
     if plan.map_kind is MapKind.RANDOM_K:
@@ -111,10 +113,10 @@ def projection_of(plan: EncodingPlan) -> Projection:
 
 
 class _Projected(torch.autograd.Function):
-    """A map followed by its adjoint is symmetric, so its backward pass is itself."""
+    """A map followed by its decoding is symmetric, so its backward pass is itself."""
 
     @staticmethod
-    def forward(ctx: "_Context", vector_D: Tensor, linear_map: LinearMap, length: int) -> Tensor:
+    def forward(ctx: "_Context", vector_D: Tensor, linear_map: SharedMap, length: int) -> Tensor:
         ctx.linear_map, ctx.length = linear_map, length
         mapped_D = _projected(linear_map, length, vector_D.detach().cpu().double().numpy())
         return torch.from_numpy(mapped_D).to(vector_D)
@@ -128,16 +130,16 @@ class _Projected(torch.autograd.Function):
 class _Context:
     """What the forward pass leaves for the backward pass."""
 
-    linear_map: LinearMap
+    linear_map: SharedMap
     length: int
 
 
 def _projected(
-    linear_map: LinearMap, length: int, vector_D: NDArray[np.float64]
+    linear_map: SharedMap, length: int, vector_D: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     padded = np.zeros(linear_map.length)
     padded[:length] = vector_D
-    return linear_map.adjoint(linear_map.apply(padded))[:length]
+    return linear_map.decode(linear_map.apply(padded))[:length]
 
 
 @dataclass(frozen=True)
@@ -155,15 +157,16 @@ def _integers(scene: Scene, batch: Batch, seeds: _Seeds) -> NDArray[np.int64]:
     """Make one site's integers, noise included."""
     plan = scene.plan
     metrics_M = np.zeros(plan.metrics_length, dtype=np.float32) if plan.metrics_length else None
+    coins = seeds.of("rounding") if plan.announces_scale else None
     if plan.mode is Mode.RECORD_DISTRIBUTED:
         return _record_sum(scene, batch, seeds)
     if plan.mode is Mode.RECORD_LOCAL:
         delta = _delta(scene, _noised_steps(scene, batch, seeds))
-        return encode_delta(plan, delta, metrics_M).vector_D.astype(np.int64, copy=False)
+        return encode_delta(plan, delta, metrics_M, coins).vector_D.astype(np.int64, copy=False)
     # Plain local steps are those that the attack unrolls, but for the clip, which the encoding has.
     moved_D = SiteUpdate(scene, clip_update=False)(batch).detach()
     if plan.mode is Mode.NONE:
-        return encode_delta(plan, _delta(scene, moved_D), metrics_M).vector_D.astype(
+        return encode_delta(plan, _delta(scene, moved_D), metrics_M, coins).vector_D.astype(
             np.int64, copy=False
         )
     rounding, noise = seeds.of("rounding"), seeds.of("noise")

@@ -130,6 +130,10 @@ def _terms(job: JobFile) -> PrivacyTerms:
         evaluation_rounds=evaluation_rounds,
         evaluation_length=evaluation_length,
         groups=1 if job.robust is None else job.robust.groups,
+        rank=job.compression.rank,
+        bits=job.compression.bits,
+        decay=job.compression.residual,
+        target=job.compression.target,
     )
     if isinstance(privacy, NoPrivacy):
         return terms

@@ -118,6 +118,11 @@ class TrainRequest:
         """Return the model version."""
         return self.broadcast.version
 
+    @property
+    def announced(self) -> bytes:
+        """Return what is announced for this purpose: evaluations go by a plan that says all."""
+        return b"" if is_evaluation(self.purpose) else self.announcement
+
 
 @dataclass(frozen=True)
 class Ready:

@@ -11,6 +11,7 @@ Shapes: D = coordinates of the model vector, d = integers of the encoded vector,
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.announcement import announced_bytes
 from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
 from privacy.pipeline import EncodingPlan
@@ -36,12 +37,17 @@ def replays(job: JobFile, plan: EncodingPlan) -> bool:
     )
     if not by_strategy or job.strategy is None or job.robust is not None:
         return False
-    return sum_bytes(plan) < 4 * plan.gradient_length
+    return packed_length(plan.longest - plan.metrics_tail, plan.bits) < 4 * plan.gradient_length
 
 
-def sum_bytes(plan: EncodingPlan) -> int:
-    """Give the size of a packed sum: what sites need no metrics for goes without them."""
-    return packed_length(plan.length - plan.metrics_tail, plan.bits)
+def sum_bytes(plan: EncodingPlan, version: int) -> int:
+    """Give the size of a packed sum: what sites need no metrics for goes without them.
+
+    Args:
+        plan: The job's.
+        version: That its updates were encoded for: with a low-rank map the length is the version's.
+    """
+    return packed_length(plan.length_at(version) - plan.metrics_tail, plan.bits)
 
 
 def pack_sum(plan: EncodingPlan, values_d: NDArray[np.uint32]) -> bytes:
@@ -93,15 +99,18 @@ def check_broadcast(
     """Refuse a broadcast whose sizes are not those of the job.
 
     Raises:
-        PeerError: WRONG_SHAPE: a sum or checkpoint of another size; POLICY: a sum in a job that
-            has no replay.
+        PeerError: WRONG_SHAPE: a sum, checkpoint or announcement of another size; POLICY: a sum in
+            a job that has no replay.
     """
     if broadcast.opened is not None:
         if not replays(job, plan):
             raise PeerError(Reason.POLICY, "this job's versions come whole, not as sums")
-        size, due = broadcast.opened.packed.size, sum_bytes(plan)
+        size, due = broadcast.opened.packed.size, sum_bytes(plan, broadcast.opened.encoded_at)
         if size != due:
             raise PeerError(Reason.WRONG_SHAPE, f"a sum of this job has {due} bytes, not {size}")
+    announced = broadcast.announcement
+    if announced is not None and announced.size != announced_bytes(plan, broadcast.version):
+        raise PeerError(Reason.WRONG_SHAPE, "an announcement of another size than the job has")
     layout = layout_of(job, plan, spec, broadcast)
     if broadcast.checkpoint is not None and broadcast.checkpoint.size != layout.size:
         raise PeerError(

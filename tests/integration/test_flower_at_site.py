@@ -19,7 +19,8 @@ from edge_node.flower.data import FlowerData
 from edge_node.rounds.contract import RoundRequest
 from edge_node.store_schema import connect, read_ledgers
 from privacy.delta import Delta
-from privacy.pipeline import EncodingPlan, encode_delta
+from privacy.encode import encode_delta
+from privacy.pipeline import EncodingPlan
 from privacy.planning import encoding_for_version
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.flower_apps import JOB, PLAIN, SPEC, FlowerPlace, make_job, write_flower_app

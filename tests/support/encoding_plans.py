@@ -3,13 +3,27 @@
 import math
 
 from privacy.accounting.sensitivity import conditional_rounding_sensitivity
+from privacy.basis import first_basis
 from privacy.compress import LinearMap, MapKind
 from privacy.local_noise import choose_local_noise
+from privacy.low_rank import LowRank, Matrix
+from privacy.low_rank_map import LowRankMap
 from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator
 from privacy.quantise import RecordRule, Rounding
 
 SEED = bytes(range(32))
 DIGEST = b"d" * 32
+
+
+def make_low_rank_map(gradient, metrics, parity=0, rank=2, small_kept=2):
+    """Take the front of a vector as a matrix, the rest as small coordinates."""
+    side = max(1, math.isqrt(gradient // 2))
+    matrices = (Matrix(0, side, side, 0),)
+    small = min(gradient - side * side, small_kept)
+    bare = LowRank(rank, matrices, small)
+    basis = first_basis(bare, parity, SEED)
+    layout = LowRank(rank, matrices, small, parity, basis.digest)
+    return LowRankMap(layout, gradient + metrics, metrics, SEED, basis)
 
 
 def make_rule(
@@ -24,7 +38,10 @@ def make_rule(
     n_max=1000,
     by_user=False,
 ):
-    linear_map = LinearMap(kind, gradient + metrics, metrics if kind.selects else 0, kept, SEED)
+    if kind is MapKind.LOW_RANK:
+        linear_map = make_low_rank_map(gradient, metrics)
+    else:
+        linear_map = LinearMap(kind, gradient + metrics, metrics if kind.selects else 0, kept, SEED)
     return RecordRule(
         linear_map, metrics, clips[0], clips[1] if metrics else 0.0, scale, rounding, n_max, by_user
     )
@@ -39,6 +56,7 @@ def make_plan(
     max_rows=0,
     steps=3,
     noise_levels=(),
+    decay=0.0,
     **rule_options,
 ):
     if mode is not Mode.RECORD_DISTRIBUTED:
@@ -50,7 +68,7 @@ def make_plan(
         Mode.RECORD_DISTRIBUTED: lambda: rule.sensitivity,
         Mode.SITE: lambda: (
             conditional_rounding_sensitivity(
-                rule.clip, rule.scale, rule.linear_map.output_length
+                rule.clip, rule.scale, rule.linear_map.longest_output
             ).D2
         ),
         Mode.RECORD_LOCAL: lambda: 0.0,
@@ -61,14 +79,15 @@ def make_plan(
         length = rule.linear_map.length
         local = choose_local_noise((rule.clip_gradient, rule.clip_metrics), length, z, steps, 8.0)
     unit = "user" if max_rows else "record"
+    low_rank = isinstance(rule.linear_map, LowRankMap)
     return EncodingPlan(
         mode=mode,
         spec_digest=DIGEST,
         gradient_length=rule.linear_map.length - rule.metrics,
         metrics_length=rule.metrics,
-        map_kind=rule.linear_map.kind,
+        map_kind=MapKind.LOW_RANK if low_rank else rule.linear_map.kind,
         map_seed=SEED,
-        kept=rule.linear_map.kept,
+        kept=0 if low_rank else rule.linear_map.kept,
         scale=rule.scale,
         bits=bits,
         clip_gradient=rule.clip_gradient,
@@ -83,6 +102,9 @@ def make_plan(
         noise_variance=math.ceil((z * sensitivity) ** 2 / honest),
         local=local,
         noise_levels=noise_levels,
+        low_rank=rule.linear_map.layout if low_rank else None,
+        decay=decay,
+        basis=rule.linear_map.basis if low_rank else None,
     )
 
 

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from aggregator.secure_rounds import TRAINING, SecureMean
 from privacy.decode import decode_sum
 from privacy.delta import Delta
-from privacy.pipeline import encode_delta
+from privacy.encode import encode_delta
 from privacy.planning import encoding_for_version
 from privacy.ring import reduce_in_place
 from privacy.spec import TensorSpec, VectorSpec

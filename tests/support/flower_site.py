@@ -8,7 +8,8 @@ that fall, and two requests of one round that differ.
 import numpy as np
 
 from privacy.delta import Delta
-from privacy.pipeline import EncodingPlan, encode_delta
+from privacy.encode import encode_delta
+from privacy.pipeline import EncodingPlan
 from privacy.planning import encoding_for_version
 from tests.support.flower_rounds import NODES, SPEC, loss, trained
 from tests.support.wire_site import WireSite

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from privacy import ring
 from privacy.delta import Delta
-from privacy.pipeline import EncodingPlan, Mode, encode_delta
+from privacy.encode import encode_delta
+from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import encoding_for_version
 from privacy.secagg import commands as c
 from privacy.secagg import masking
@@ -210,12 +211,13 @@ class WireSite:
         )
 
     def make_update(self, request, data):
-        plan = encoding_for_version(self.jobs[request.job_id], request.version)
+        plan = encoding_for_version(self.jobs[request.job_id], request.version, request.announced)
         length = plan.gradient_length
         values_D = self.delta_of(request.version, length).astype(np.float32)
         if plan.mode is Mode.NONE:
             metrics_M = np.zeros(plan.metrics_length, np.float32) if plan.metrics_length else None
-            return plan, encode_delta(plan, Delta(values_D, plan.spec_digest), metrics_M)
+            seed = os.urandom(32) if plan.announces_scale else None
+            return plan, encode_delta(plan, Delta(values_D, plan.spec_digest), metrics_M, seed)
         metrics_NM = np.zeros((1, plan.metrics_length), np.float32)
         return plan, encode_records(plan, values_D[None], metrics_NM, os.urandom(32))
 

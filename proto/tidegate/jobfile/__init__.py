@@ -1,8 +1,8 @@
 """Read job files: see ``job`` for the whole, the other modules for its tables."""
 
+from tidegate.jobfile.compression_table import Compression
 from tidegate.jobfile.job import (
     MAX_BYTES,
-    Compression,
     JobFile,
     LocalTraining,
     RoundRules,

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from privacy.compress import MapKind
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.metrics import BinnedAuc, MeanMetric, Metric, MetricLayout
+from tidegate.jobfile.compression_table import Compression, read_compression
 from tidegate.jobfile.privacy_kinds import (
     NONE,
     RECORD_DISTRIBUTED,
@@ -80,19 +80,6 @@ class LocalTraining:
     steps: int
     batch_size: int
     learning_rate: float | None
-
-
-@dataclass(frozen=True)
-class Compression:
-    """The linear map; ``keep`` is the share of coordinates kept, ``range`` fixes the bit width.
-
-    ``range`` is the largest expected coordinate of the sum as a fraction of
-    ``expected_batch_size`` times C.
-    """
-
-    map: MapKind
-    keep: float
-    range: float
 
 
 @dataclass(frozen=True)
@@ -209,6 +196,8 @@ class JobFile:
         _check_metrics(top, work, metrics, evaluation_metrics)
         privacy = read_privacy(top, work, metrics.length)
         local = _read_local(top, work, privacy.mode)
+        strategy = _read_strategy(top, work)
+        named = None if strategy is None else (strategy.name, strategy.options)
         rules = _read_round(top, work, privacy.mode)
         return cls(
             name=job.text("name", _NAME, _NAME_RULE),
@@ -220,8 +209,8 @@ class JobFile:
             local=local,
             metrics=metrics,
             evaluation_metrics=evaluation_metrics,
-            compression=_read_compression(top, work),
-            strategy=_read_strategy(top, work),
+            compression=read_compression(top, work, privacy.mode, named),
+            strategy=strategy,
             round=rules,
             robust=read_robust(top, work, rules.target_sites),
         )
@@ -314,17 +303,6 @@ def _read_local(top: Table, work: Work, mode: str) -> LocalTraining | None:
         raise table.bad("batch_size", "must be absent: [privacy] sampling_rate draws the batch")
     rate = table.number("learning_rate", _POSITIVE) if table.has("learning_rate") else None
     return LocalTraining(table.whole("steps", Span(1, 1_000_000)), batch_size, rate)
-
-
-def _read_compression(top: Table, work: Work) -> Compression:
-    table = top.table("compression", ("map", "keep", "range"))
-    kind = MapKind(table.choice("map", [kind.value for kind in MapKind], MapKind.IDENTITY))
-    if isinstance(work, Trees | Statistics | Evaluation) and kind is not MapKind.IDENTITY:
-        raise table.bad("map", "must be 'identity': counts are summed as they are")
-    keep = table.number("keep", Span(0, 1, open_low=True), 1.0)
-    if keep < 1 and not kind.selects:
-        raise table.bad("keep", f"must be 1.0 for map = '{kind}'; only random-k keeps fewer")
-    return Compression(kind, keep, table.number("range", Span(0, 100, open_low=True), 1.0))
 
 
 def _read_strategy(top: Table, work: Work) -> Strategy | None:

@@ -19,7 +19,7 @@ from benchmarks.round_clock import steady_pace
 from benchmarks.simulated_site import CHUNK_VALUES, MaskedConstant, constant_delta
 from privacy import ring
 from privacy.delta import Delta
-from privacy.pipeline import encode_delta
+from privacy.encode import encode_delta
 from privacy.secagg.masking import mask
 from privacy.secagg.messages import MaskTerm
 from tidegate.jobfile import JobFile

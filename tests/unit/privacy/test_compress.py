@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.linalg import hadamard
 
-from privacy.compress import LinearMap, MapKind, _signs
+from privacy.compress import LinearMap, MapKind, draw_signs
 from privacy.errors import UsageError
 
 SEED = bytes(range(32))
@@ -33,7 +33,7 @@ def test_block_and_padded_length(length, block, mapped):
 @pytest.mark.parametrize("length", [4, 16, 64, 256, 1024, 4096])
 def test_rotation_is_signs_then_hadamard(length):
     vector = np.random.default_rng(length).normal(size=length)
-    expected = hadamard(length) @ (vector * _signs(SEED, length)) / np.sqrt(length)
+    expected = hadamard(length) @ (vector * draw_signs(SEED, length)) / np.sqrt(length)
     assert np.allclose(rotation(length).apply(vector), expected, atol=1e-12)
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from privacy.decode import decode_sum
 from privacy.delta import Delta
+from privacy.encode import encode_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.local_noise import MIN_LEVEL_VARIANCE, local_noise
 from privacy.local_steps import LocalStepAccumulator
 from privacy.noise import skellam_table
-from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator, encode_delta
+from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator
 from tests.support.encoding_plans import DIGEST, SEED, make_plan
 from tests.support.ring_values import reduce_to_ring
 
@@ -272,7 +273,7 @@ def test_the_private_difference_goes_into_the_ring_as_it_is():
     mean = decode_sum(plan, total, 3.0)
     assert np.allclose(mean.gradient_D, GRADS[:3].mean(axis=0) * 0.1, atol=1e-6)
     assert np.allclose(mean.metric_sums_M, METRICS[:3].sum(axis=0), atol=1e-5)
-    with pytest.raises(UsageError, match="seeds"):
+    with pytest.raises(UsageError, match="seed"):
         encode_delta(plan, Delta(GRADS[0], DIGEST), METRICS[0], b"r" * 32, SEED)
 
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from privacy.clip import clip_site_delta
 from privacy.delta import Delta
+from privacy.encode import encode_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.normalise import MAX_NOMINAL, normalise_delta, step_factor
-from privacy.pipeline import Mode, encode_delta
+from privacy.pipeline import Mode
 from tests.support.encoding_plans import make_plan
 
 counts = st.integers(1, 10_000).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most)))

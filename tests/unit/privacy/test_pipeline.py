@@ -10,14 +10,10 @@ import pytest
 from privacy.compress import MapKind
 from privacy.decode import decode_sum
 from privacy.delta import Delta
+from privacy.encode import encode_delta
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.noise import skellam_table
-from privacy.pipeline import (
-    EncodingPlan,
-    Mode,
-    RecordAccumulator,
-    encode_delta,
-)
+from privacy.pipeline import EncodingPlan, Mode, RecordAccumulator
 from privacy.quantise import Rounding
 from tests.support.encoding_plans import DIGEST, SEED, encode_records, make_plan
 from tests.support.ring_values import reduce_to_ring
@@ -307,7 +303,7 @@ def test_in_mode_site_what_is_not_finite_leaves_as_noise_alone(bad, place):
     ],
 )
 def test_seeds_must_fit_the_mode(mode, seeds):
-    with pytest.raises(UsageError, match="seeds"):
+    with pytest.raises(UsageError, match="seed"):
         encode_delta(make_plan(mode), delta_of(GRADS[0]), METRICS[0], *seeds)
 
 

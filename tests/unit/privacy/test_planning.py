@@ -140,7 +140,7 @@ def test_a_plan_with_another_noise_multiplier_than_the_job_states_is_refused():
 @pytest.mark.parametrize("kind", list(MapKind))
 def test_one_metric_of_every_record_of_the_batch_fits_the_ring(kind):
     terms = replace(TERMS, map_kind=kind, keep=0.1, signal_range=1.0)
-    plan = derive_encoding(terms, SPEC, RULES, SEED)
+    plan = encoding_for_version(derive_encoding(terms, SPEC, RULES, SEED), 0)
     gradient = np.zeros(SPEC.length)
     record = np.concatenate([gradient, [terms.metrics_norm], np.zeros(terms.metrics_length - 1)])
     summed = plan.linear_map.apply(record[np.newaxis])[0] * terms.expected_batch_size * plan.scale

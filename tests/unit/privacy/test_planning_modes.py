@@ -13,8 +13,9 @@ from privacy.accounting.events import GaussianRecordEvent, NoDpEvent, SkellamRec
 from privacy.compress import MapKind
 from privacy.decode import decode_sum
 from privacy.delta import Delta
+from privacy.encode import encode_delta
 from privacy.errors import PeerError, Reason, UsageError
-from privacy.pipeline import EncodingPlan, Mode, encode_delta
+from privacy.pipeline import EncodingPlan, Mode
 from privacy.planning import (
     CohortRules,
     PrivacyTerms,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privacy.compress import LinearMap, MapKind, _signs
+from privacy.compress import LinearMap, MapKind, draw_signs
 from privacy.errors import PeerError, Reason
 from privacy.noise import skellam_table
 from privacy.ring import pack, unpack
@@ -49,6 +49,6 @@ def test_sampler(case):
 def test_map():
     case = load("map")
     seed = bytes.fromhex(case["seed"])
-    assert _signs(seed, 96).tolist() == case["signs"]
+    assert draw_signs(seed, 96).tolist() == case["signs"]
     chosen = LinearMap(MapKind.RANDOM_K, 96, 0, case["kept"], seed).apply(np.arange(96.0))
     assert chosen.tolist() == case["subset"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_node.data import from_table
-from edge_node.rounds import local_dp, row_draw
+from edge_node.rounds import row_draw
 from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.local_dp import LocalDp
 from edge_node.rounds.record_sums import RecordSums
@@ -99,7 +99,7 @@ def job_of(text=JOB, n_rows=100):
 
 def update_of(local, indices, monkeypatch):
     monkeypatch.setattr(row_draw, "poisson_sample", lambda *_: np.array(indices))
-    monkeypatch.setattr(local_dp, "encoding_of", lambda plan, _: (plan, b""))
+    monkeypatch.setattr("edge_node.rounds.site_delta.encoding_of", lambda plan, *_: (plan, b""))
     update = asyncio.run(local.make_update(RoundRequest(1, 0, MODEL_D)))
     ring = (update.vector_D % 2**local.job.plan.bits).astype(np.uint32)
     return decode_sum(local.job.plan, ring, 1.0)
@@ -199,7 +199,7 @@ def test_a_user_is_clipped_once_however_many_rows_it_has(monkeypatch, mode):
         decoded = update_of(LocalDp(job, trainer, None), users, monkeypatch)
         most = STEPS * RATE * 0.5 * len(users) / BATCH
     else:
-        monkeypatch.setattr("edge_node.rounds.record_sums.encoding_of", lambda p, _: (p, b""))
+        monkeypatch.setattr("edge_node.rounds.site_delta.encoding_of", lambda p, *_: (p, b""))
         decoded = update_of(RecordSums(job, trainer), users, monkeypatch)
         most = 0.5 * len(users)
     assert np.linalg.norm(decoded.gradient_D) == pytest.approx(most, rel=0.05)

@@ -93,7 +93,7 @@ def site(monkeypatch):
     local = RecordSums(at_site, ScriptedTrainer())
     shapes = []
     monkeypatch.setattr(record_sums, "RecordAccumulator", watched(shapes))
-    monkeypatch.setattr(record_sums, "encoding_of", lambda plan, _: (plan, b""))
+    monkeypatch.setattr("edge_node.rounds.site_delta.encoding_of", lambda plan, *_: (plan, b""))
     return local, shapes
 
 

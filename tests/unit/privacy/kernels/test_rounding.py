@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.encode import site_plan
 from privacy import pipeline
-from privacy.compress import LinearMap, MapKind, _hadamard
+from privacy.compress import LinearMap, MapKind, rotate_blocks
 from privacy.delta import Delta
 from privacy.dense import is_dense, l2_norm, round_delta
 from privacy.errors import PeerError, Reason, UsageError
@@ -80,10 +80,10 @@ def test_norms_and_lengths_that_end_anywhere(seed, extra):
 
 def test_rotated_blocks_are_butterflies_to_the_bit_and_the_matrix_product_on_integers():
     values_d = normal(1 << 18).astype(np.float64)
-    assert np.array_equal(_hadamard(values_d, 4096), butterflies(values_d, 4096))
+    assert np.array_equal(rotate_blocks(values_d, 4096), butterflies(values_d, 4096))
     whole_d = np.rint(values_d * 2.0**30)
     short = whole_d[:4096]  # below the compiled length: matrix products
-    assert np.array_equal(_hadamard(whole_d, 4096)[:4096], _hadamard(short, 4096))
+    assert np.array_equal(rotate_blocks(whole_d, 4096)[:4096], rotate_blocks(short, 4096))
 
 
 @pytest.mark.parametrize("kind", [MapKind.IDENTITY, MapKind.ROTATION])
