@@ -88,11 +88,13 @@ class Graph:
         default_factory=dict, init=False, repr=False, compare=False
     )
     _position: dict[int, int] = field(init=False, repr=False, compare=False)
+    _everyone: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Find each site's place."""
         places = {index: place for place, index in enumerate(self.ring)}
         object.__setattr__(self, "_position", places)
+        object.__setattr__(self, "_everyone", tuple(sorted(self.ring)))
 
     @classmethod
     def complete(cls, n: int) -> "Graph":
@@ -118,13 +120,14 @@ class Graph:
 
     def holders(self, owner: int) -> tuple[int, ...]:
         """Return who holds a share of the owner's secrets: N(owner) and itself, ascending."""
+        if self.is_complete:
+            return self._everyone
         found = self._holders.get(owner)
         if found is None:
             reach, n = self.degree // 2, len(self.ring)
             place = self._position[owner]
             around = (self.ring[at % n] for at in range(place - reach, place + reach + 1))
-            found = tuple(sorted(self.ring if self.is_complete else around))
-            self._holders[owner] = found
+            found = self._holders[owner] = tuple(sorted(around))
         return found
 
     def neighbours(self, index: int) -> tuple[int, ...]:

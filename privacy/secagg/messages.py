@@ -7,6 +7,7 @@ of their pinned signing key; an index is the 1-based rank of the fingerprint in 
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from privacy.secagg.encoding import Label, enc, hash_of
 
@@ -55,6 +56,11 @@ class Bundle:
 
     def body(self) -> bytes:
         """Return the bytes that the site signs under the label ``bundle``."""
+        return self._body
+
+    @cached_property
+    def _body(self) -> bytes:
+        # Kept: a site needs it for the input's digest, for rh and for the owner's signature.
         return enc(
             Label.BUNDLE,
             self.consortium_id,

@@ -64,13 +64,18 @@ def split(secret: bytes, higher: Sequence[int], holders: Sequence[int]) -> tuple
     if not 1 <= len(higher) + 1 <= len(holders):
         raise UsageError(f"threshold {len(higher) + 1} is not in 1..{len(holders)}")
     descending = (*reversed(higher), int.from_bytes(secret, "big"))
-    shares = []
-    for x in holders:
-        value = 0
-        for coefficient in descending:
-            value = (value * x + coefficient) % PRIME
-        shares.append(value.to_bytes(SHARE_BYTES, "big"))
-    return tuple(shares)
+    return tuple(_evaluate(descending, x).to_bytes(SHARE_BYTES, "big") for x in holders)
+
+
+def _evaluate(descending: Sequence[int], x: int) -> int:
+    """Evaluate a polynomial at x modulo p by Horner's rule.
+
+    A rank x has few bits, so that one reduction at the end is cheaper than one for each term.
+    """
+    value = 0
+    for coefficient in descending:
+        value = value * x + coefficient
+    return value % PRIME
 
 
 def check_share(share: bytes) -> int:

@@ -1,6 +1,8 @@
 """Encoding, keys, Shamir, thresholds and slots on their own."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.secagg import shamir
@@ -15,6 +17,7 @@ from privacy.secagg.keys import (
 )
 from privacy.secagg.rules import thresholds
 from privacy.secagg.statements import SIGNED_PREFIX, index_set_hash
+from tests.support import secagg_naive as naive
 from tests.support.secagg_harness import Federation, seed, signer
 
 
@@ -26,6 +29,28 @@ def test_different_tuples_never_share_an_encoding():
     parts = [(), ("",), (b"",), (0,), ("a", "b"), ("ab",), (b"ab",), ("a", b"b"), (1, 1), (257,)]
     assert len({enc(*one) for one in parts}) == len(parts)
     assert len({hash_of(*one) for one in parts}) == len(parts)
+
+
+_NEAR_THE_TABLES = st.integers(0, 2050) | st.integers(0, 2**64)
+_PARTS = (
+    _NEAR_THE_TABLES
+    | st.sampled_from(Label)
+    | st.text(max_size=5)
+    | st.binary(max_size=40)
+    | st.sampled_from([bytes(size) for size in (1023, 1024, 1025)])
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_PARTS, max_size=6))
+def test_what_is_looked_up_is_encoded_like_everything_else(parts):
+    assert enc(*parts) == naive.encode(*parts)
+    assert dec(enc(*parts)) == tuple(parts)
+
+
+def test_a_negative_number_has_no_encoding():
+    with pytest.raises(OverflowError):
+        enc(-1)
 
 
 def test_index_sets_hash_by_content_not_by_order():
@@ -145,6 +170,16 @@ def test_fewer_than_t_shares_fit_every_secret():
     for fourth in range(50):
         found.add(shamir.combine({**three, 4: fourth.to_bytes(33, "big")}, 4))
     assert len(found) == 50
+
+
+def test_shares_at_the_largest_ranks_are_those_of_the_plain_polynomial():
+    higher, holders = shamir.coefficients(seed("c"), 133, "x"), (1, 2, 255, 256, 999, 1000)
+    terms = (int.from_bytes(seed("s"), "big"), *higher)
+    plain = [sum(a * x**k for k, a in enumerate(terms)) % shamir.PRIME for x in holders]
+    with pytest.raises(UsageError):
+        shamir.split(seed("s"), higher, holders)
+    shares = shamir.split(seed("s"), higher, (*holders, *range(300, 430)))
+    assert [int.from_bytes(share, "big") for share in shares[: len(holders)]] == plain
 
 
 def test_any_t_of_n_shares_combine():

@@ -56,6 +56,7 @@ def test_the_complete_graph():
     assert graph.is_complete
     assert graph.neighbours(2) == (1, 3, 4)
     assert graph.holders(2) == (1, 2, 3, 4)
+    assert Graph((3, 1, 4, 2), 3).holders(2) == (1, 2, 3, 4), "ascending, whatever the ring"
     assert graph.least_covered([1, 4], [2, 3]) == 2
 
 
