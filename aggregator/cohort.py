@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from privacy.errors import PeerError, UsageError
 from privacy.pipeline import Mode
 from privacy.secagg.encoding import hash_of
-from privacy.secagg.graph import STANDARD
+from privacy.secagg.graph import STANDARD, GraphRule
 from privacy.secagg.messages import Fingerprint
 from privacy.secagg.rules import DEFAULT_DROPOUT_PERCENT, thresholds
 from tidegate.jobfile import LEAST_GROUP_SITES, JobFile
@@ -46,6 +46,7 @@ class CohortRule:
         groups: See ``GroupRule``.
         dropout_percent: Of the manifest.
         shares_noise: The job's noise is shared among the sites, so the sparse graph is not for it.
+        graph: Of the protocol; tests take another, to be small.
     """
 
     colluders: int
@@ -55,6 +56,7 @@ class CohortRule:
     groups: GroupRule = GroupRule()
     dropout_percent: int = DEFAULT_DROPOUT_PERCENT
     shares_noise: bool = False
+    graph: GraphRule = STANDARD
 
     @property
     def group_sites(self) -> int:
@@ -71,17 +73,17 @@ class CohortRule:
 
         All of them, or where the sparse graph is not for them, those that the complete one takes.
         """
-        for size in (ready, self.groups.count * STANDARD.complete_up_to):
+        for size in (ready, self.groups.count * self.graph.complete_up_to):
             if self.min_sites <= size <= ready and self._carries(size):
                 return size
         return 0
 
     def _carries(self, size: int) -> bool:
         for each in {size // self.groups.count, -(-size // self.groups.count)}:
-            if self.shares_noise and STANDARD.is_sparse(each):
+            if self.shares_noise and self.graph.is_sparse(each):
                 return False
             try:
-                thresholds(each, self.colluders, self.min_survivors, self.dropout_percent)
+                self._thresholds(each)
             except PeerError:
                 return False
         return True
@@ -111,24 +113,34 @@ class CohortRule:
     def _check_sparse(self) -> None:
         """Refuse a target whose sums would need a sparse graph that is not for them."""
         most = -(-self.target_sites // self.groups.count)
-        if STANDARD.is_sparse(most) and self.shares_noise:
+        if self.graph.is_sparse(most) and self.shares_noise:
             raise UsageError(
                 f"[round] target_sites = {self.target_sites} asks for sums over {most} sites, more"
-                f" than the {STANDARD.complete_up_to} of a complete graph. The sparse graph above"
+                f" than the {self.graph.complete_up_to} of a complete graph. The sparse graph above"
                 " is not for modes whose noise is shared among sites (record-distributed, site), as"
                 " how many honest sites one sum holds is not promised there. Lower it, or use"
                 " mode record-local"
             )
         try:
-            thresholds(most, self.colluders, self.min_survivors, self.dropout_percent)
+            self._thresholds(most)
         except PeerError as error:
             raise UsageError(
                 f"[round] target_sites = {self.target_sites} cannot be a cohort: {error.args[0]}"
             ) from error
 
+    def _thresholds(self, sites: int) -> None:
+        """Refuse a secure sum over so many sites where the protocol does."""
+        least, percent = self.min_survivors, self.dropout_percent
+        thresholds(sites, self.colluders, least, percent, self.graph)
 
-def cohort_rule(job: JobFile, manifest: Manifest) -> CohortRule:
+
+def cohort_rule(job: JobFile, manifest: Manifest, graph: GraphRule = STANDARD) -> CohortRule:
     """Read when cohorts of a job are cut, and into how many groups.
+
+    Args:
+        job: The job file.
+        manifest: Of the consortium.
+        graph: See ``CohortRule``.
 
     Raises:
         UsageError: The job asks for cohorts that the manifest does not allow.
@@ -145,6 +157,7 @@ def cohort_rule(job: JobFile, manifest: Manifest) -> CohortRule:
         groups,
         manifest.dropout_percent,
         Mode(job.privacy.mode).shares_noise,
+        graph,
     )
 
 

@@ -35,6 +35,7 @@ from aggregator.spool import Spool
 from aggregator.store import Store
 from aggregator.version_log import DeltaLog, forget_versions, kept_logs
 from privacy.errors import PeerError, Reason, TidegateError
+from privacy.secagg.graph import STANDARD, GraphRule
 from privacy.secagg.keys import suite_named
 from tidegate import pki
 from tidegate.convert import printable
@@ -51,9 +52,16 @@ _JOIN_WITHIN_S = 1.0
 class Coordinator:
     """See the module. Implements ``SessionEvents`` and ``TransferEvents``."""
 
-    def __init__(self, config: AggregatorConfig, store: Store, registry: Registry) -> None:
-        """Load the jobs; ``start`` resumes them."""
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        store: Store,
+        registry: Registry,
+        graph_rule: GraphRule = STANDARD,
+    ) -> None:
+        """Load the jobs; ``start`` resumes them. Only tests take another graph rule."""
         self.config = config
+        self._graph_rule = graph_rule
         self.registry = registry
         self.sessions = Sessions(config.limits.outgoing_messages)
         self.spool = Spool(config.folder / "spool")
@@ -341,6 +349,7 @@ class Coordinator:
             device=self.device,
             fold_thread=self._fold_thread,
             kept_folder=self._kept_folder(),
+            graph_rule=self._graph_rule,
         )
         nodes = {m.fingerprint(): pki.node_id(m.spki()) for m in sealed.manifest.members}
         loop = asyncio.get_running_loop()

@@ -70,7 +70,7 @@ class JobRun:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._members = around.members
-        self.rule = cohort_rule(job.file, around.sealed.manifest)
+        self.rule = cohort_rule(job.file, around.sealed.manifest, around.graph_rule)
         self.progress = JobProgress.from_json(job.progress, self._members.values())
         self.sites = Participants(
             self._members, self.rule, lambda site: around.sessions.get(site) is not None

@@ -20,6 +20,7 @@ from aggregator.shelf import ContentShelf
 from aggregator.spool import Spool
 from privacy.errors import UsageError
 from privacy.planning import encoding_for_version
+from privacy.secagg.graph import GraphRule
 from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import (
     AttemptContext,
@@ -49,6 +50,7 @@ class Surroundings:
     device: torch.device
     fold_thread: Executor
     kept_folder: Path | None
+    graph_rule: GraphRule
 
     @cached_property
     def members(self) -> dict[Fingerprint, str]:
@@ -176,6 +178,7 @@ def open_attempt(
         pinned=around.pinned,
         timeouts=around.timeouts,
         surplus_levels=plan.surplus_levels,
+        graph_rule=around.graph_rule,
     )
     machine = ServerAttempt(config)
     serials = {around.members[signed.bundle.site]: signed.bundle.serial for signed in drawn}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from edge_node.job_state import AttemptFacts, JobState
 from edge_node.policy import Policy, cohort_policy
 from privacy.pipeline import Mode
+from privacy.secagg.graph import GraphRule
 from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import AttemptContext, Fingerprint
 from privacy.secagg.rules import SiteConfig
@@ -42,11 +43,15 @@ class AttemptTerms:
     pinned: Mapping[Fingerprint, bytes]
     me: Fingerprint
     policy: Policy
+    graph_rule: GraphRule
 
     @classmethod
-    def of(cls, manifest: Manifest, identity: SiteIdentity, policy: Policy) -> "AttemptTerms":
+    def of(
+        cls, manifest: Manifest, identity: SiteIdentity, policy: Policy, graph_rule: GraphRule
+    ) -> "AttemptTerms":
         """Take the pinned manifest."""
-        return cls(manifest, manifest.hash(), manifest.pinned(), identity.me, policy)
+        pinned = manifest.pinned()
+        return cls(manifest, manifest.hash(), pinned, identity.me, policy, graph_rule)
 
     def context(self, job_id: str, number: int, attempt: int) -> AttemptContext:
         """Name an attempt."""
@@ -87,6 +92,7 @@ class AttemptTerms:
             last_accepted=facts.last_accepted,
             last_sent=last_sent,
             step_timeout_s=state.job.step_timeout_s,
+            graph_rule=self.graph_rule,
         )
 
 

@@ -66,6 +66,7 @@ from edge_node.updates import UpdateDesk
 from edge_node.versions.follower import VersionFollower
 from edge_node.versions.kept import KeptVersions
 from privacy.errors import PeerError, Reason, UsageError
+from privacy.secagg.graph import STANDARD, GraphRule
 from privacy.secagg.keys import suite_named
 from privacy.secagg.messages import Roster
 from tidegate import keys
@@ -80,7 +81,12 @@ class EdgeNode:
     """One site's daemon, from an open store to a clean stop."""
 
     def __init__(
-        self, config: SiteConfig, credentials: Credentials, policy: Policy, store: Store
+        self,
+        config: SiteConfig,
+        credentials: Credentials,
+        policy: Policy,
+        store: Store,
+        graph_rule: GraphRule = STANDARD,
     ) -> None:
         """Put the parts together; nothing runs yet.
 
@@ -89,6 +95,7 @@ class EdgeNode:
             credentials: What enrolment left.
             policy: policy.toml.
             store: Open, its lock held by the caller.
+            graph_rule: Of the protocol; tests take another, to be small.
 
         Raises:
             UsageError: A stored ledger or manifest is damaged.
@@ -114,7 +121,8 @@ class EdgeNode:
             instance_id=store.instance_id,
             device=device_kind(config.trainer.device),
         )
-        self._participant = Participant(identity, policy, None if raw is None else parse(raw))
+        manifest = None if raw is None else parse(raw)
+        self._participant = Participant(identity, policy, manifest, graph_rule)
         self._link = Link.dial(credentials, config.session)
         self._versions = VersionFollower(self._link, KeptVersions(config.folder / "models"))
         books = self._ledgers, self._steps

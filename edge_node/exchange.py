@@ -54,6 +54,7 @@ from privacy.secagg.commands import (
     Step,
     Tick,
 )
+from privacy.secagg.graph import GraphRule
 from privacy.secagg.messages import (
     AbortRequest,
     Fingerprint,
@@ -72,17 +73,25 @@ Commands = list[ParticipantCommand]
 class Exchange:
     """The attempts that this site is in."""
 
-    def __init__(self, identity: SiteIdentity, policy: Policy, jobs: dict[str, JobState]) -> None:
+    def __init__(
+        self,
+        identity: SiteIdentity,
+        policy: Policy,
+        jobs: dict[str, JobState],
+        graph_rule: GraphRule,
+    ) -> None:
         """Begin with none.
 
         Args:
             identity: See `SiteIdentity`.
             policy: The site's own rules for cohorts.
             jobs: The participant's jobs, shared with it.
+            graph_rule: See `GraphRule`.
         """
         self._identity = identity
         self._policy = policy
         self._jobs = jobs
+        self._graph_rule = graph_rule
         self._attempts: dict[bytes, LiveAttempt] = {}
         self._terms: AttemptTerms | None = None
         self.online = False
@@ -94,7 +103,7 @@ class Exchange:
 
     def use_manifest(self, manifest: Manifest) -> None:
         """Take the pinned manifest: every attempt is named and judged by it."""
-        self._terms = AttemptTerms.of(manifest, self._identity, self._policy)
+        self._terms = AttemptTerms.of(manifest, self._identity, self._policy, self._graph_rule)
 
     def restore(
         self,

@@ -36,6 +36,7 @@ from edge_node.exchange import Commands, Exchange
 from edge_node.job_state import JobState, Phase, key_of
 from edge_node.policy import Policy
 from privacy.errors import PeerError, Reason
+from privacy.secagg.graph import STANDARD, GraphRule
 from privacy.secagg.messages import RetryProof
 from tidegate.manifest import Manifest, parse_and_verify
 from tidegate.messages import (
@@ -57,17 +58,24 @@ _ALWAYS_TOLD = (Reason.TRAINER_FAILED, Reason.NOT_FINITE, Reason.SUSPECT_MODEL)
 class Participant:
     """See the module. Every method of it is one event's work."""
 
-    def __init__(self, identity: SiteIdentity, policy: Policy, manifest: Manifest | None) -> None:
+    def __init__(
+        self,
+        identity: SiteIdentity,
+        policy: Policy,
+        manifest: Manifest | None,
+        graph_rule: GraphRule = STANDARD,
+    ) -> None:
         """Begin with what is durable.
 
         Args:
             identity: See `SiteIdentity`.
             policy: The site's own rules for cohorts.
             manifest: As pinned; None before the first one came.
+            graph_rule: Of the protocol; tests take another, to be small.
         """
         self._identity = identity
         self._jobs: dict[str, JobState] = {}
-        self.exchange = Exchange(identity, policy, self._jobs)
+        self.exchange = Exchange(identity, policy, self._jobs, graph_rule)
         if manifest is not None:
             self.exchange.use_manifest(manifest)
         self._on: dict[type, Callable[[Any, float], Commands]] = {

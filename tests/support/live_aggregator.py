@@ -14,6 +14,7 @@ from aggregator.coordinator import Coordinator
 from aggregator.listeners import listen
 from aggregator.registry import Registry
 from aggregator.store import Store
+from privacy.secagg.graph import STANDARD
 from privacy.secagg.keys import suite_named
 from privacy.spec import TensorSpec, VectorSpec
 from tests.support.wire_site import OPTIONS, WireSite
@@ -100,8 +101,8 @@ def make_folder(folder, public_host="127.0.0.1"):
 class LiveAggregator:
     """Coordinator, listeners and an operator's stub; ``restart`` is a crash and a new start."""
 
-    def __init__(self, folder, **changes):
-        self.folder = folder
+    def __init__(self, folder, graph_rule=STANDARD, **changes):
+        self.folder, self.graph_rule = folder, graph_rule
         self.authority, self.operator = make_folder(folder)
         database = f"sqlite:///{folder / 'aggregator.sqlite'}"
         self.config = AggregatorConfig(CONSORTIUM, folder, database, **changes)
@@ -115,7 +116,7 @@ class LiveAggregator:
         registry = Registry(
             self.store, self.authority, spki, self.config.limits.max_sites, signatures
         )
-        self.coordinator = Coordinator(self.config, self.store, registry)
+        self.coordinator = Coordinator(self.config, self.store, registry, self.graph_rule)
         self.coordinator.start()
         self.listeners = await listen(self.config, self.coordinator)
         self.addresses = json.loads((self.folder / "addresses.json").read_text())

@@ -17,6 +17,7 @@ from edge_node.lock import FolderLock
 from edge_node.policy_file import load_policy
 from edge_node.store_schema import connect, read_ledgers
 from edge_node.trainer.trainer import TrainerFailure
+from privacy.secagg.graph import STANDARD
 from tests.support.live_aggregator import LiveAggregator, app_bundle
 from tidegate import appbundle, tokens
 from tidegate.confine.sandbox import SandboxReport
@@ -86,8 +87,8 @@ class FakeTrainer:
 class LiveSite:
     """One site's folder and its daemon, which can be started, stopped and killed."""
 
-    def __init__(self, folder, site_id, rows=200, epsilon=25.0):
-        self.site_id = site_id
+    def __init__(self, folder, site_id, rows=200, epsilon=25.0, graph_rule=STANDARD):
+        self.site_id, self.graph_rule = site_id, graph_rule
         self.folder = folder / site_id
         self.folder.mkdir(mode=0o700)
         app = appbundle.digest(app_bundle()).hex()
@@ -127,7 +128,7 @@ class LiveSite:
         self.stop_event = asyncio.Event()
         policy = load_policy(self.config.policy_file)
         credentials = enrol.load_credentials(self.config)
-        self.node = EdgeNode(self.config, credentials, policy, self.store)
+        self.node = EdgeNode(self.config, credentials, policy, self.store, self.graph_rule)
         self.task = asyncio.create_task(self.node.run(self.stop_event))
 
     async def stop(self):
@@ -158,21 +159,22 @@ def budgets(site):
 
 
 @asynccontextmanager
-async def market(folder, count=5, prepare=None, **options):
+async def market(folder, count=5, prepare=None, graph_rule=STANDARD, **options):
     """Run an aggregator and sites around a test.
 
     Args:
         folder: Where all of them live.
         count: How many sites.
         prepare: Called with each site and its number before it is enrolled, or None.
+        graph_rule: Of all of them.
         options: Of `LiveSite`.
     """
-    live = LiveAggregator(folder / "aggregator")
+    live = LiveAggregator(folder / "aggregator", graph_rule)
     await live.start()
     sites = []
     try:
         for number in range(count):
-            site = LiveSite(folder, f"bank-{number + 1}", **options)
+            site = LiveSite(folder, f"bank-{number + 1}", graph_rule=graph_rule, **options)
             if prepare is not None:
                 prepare(site, number)
             await site.enrol(live)
