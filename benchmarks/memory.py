@@ -35,6 +35,7 @@ from benchmarks.scratch import scratch_folder
 from benchmarks.simulated_site import SimulatedSite, constant_delta, enrol_site
 from privacy.spec import TensorSpec, VectorSpec
 from tidegate import appbundle
+from tidegate.jobfile import JobFile
 from tidegate.v1 import operator_pb2
 
 APP = Path(__file__).parent / "apps" / "constant"
@@ -144,9 +145,11 @@ def _measure(options: argparse.Namespace, count: int, folder: Path, out: Console
 
 def _submission(options: argparse.Namespace, sites: int) -> Submission:
     values = {"rounds": options.rounds, "target_sites": sites}
+    job_toml = with_values((APP / "job.toml").read_text(), values)
     spec = VectorSpec((TensorSpec("flat", (options.length,)),))
     return Submission(
-        job_toml=with_values((APP / "job.toml").read_text(), values),
+        job=JobFile.parse(job_toml),
+        job_toml=job_toml,
         vector_spec=spec.to_bytes(),
         app=appbundle.pack(APP),
         model=np.zeros(options.length, "<f4").tobytes(),
