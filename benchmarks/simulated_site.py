@@ -122,8 +122,8 @@ def constant_delta(clipping_norm: float, length: int) -> float:
 
 
 def enrol_site(site_id: str, folder: Path, token: str) -> Credentials:
-    """Enrol by the real flow; the keys lie in the folder."""
-    folder.mkdir(mode=0o700, parents=True)
+    """Enrol by the real flow; the keys lie in the folder. May be repeated, as a site's may."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = folder / "site.toml"
     config.write_text(_SITE_TOML.format(site=site_id))
     return enrol(load_config(config), token)
@@ -251,10 +251,13 @@ class SimulatedSite:
                 await fetch(link, digest, chunk_size(name.size, index))
         await self._take(link, Trained(command.job_id, command.key, 0.0))
 
+    def _value(self, plan: EncodingPlan) -> int:
+        """Give the integer in every place of this site's vector, before masks."""
+        return round(constant_delta(plan.clip_gradient, plan.gradient_length) * plan.scale)
+
     async def _upload(self, link: Link, command: UploadUpdate) -> None:
         plan = self._plans[command.job_id]
-        value = round(constant_delta(plan.clip_gradient, plan.gradient_length) * plan.scale)
-        masked = MaskedConstant(value, plan.length, command.ring_bits, command.terms)
+        masked = MaskedConstant(self._value(plan), plan.length, command.ring_bits, command.terms)
         sha256 = await asyncio.to_thread(masked.sha256)
 
         async def requests() -> AsyncIterator[bytes]:

@@ -175,12 +175,18 @@ class Consortium:
         """Return the operator's folder."""
         return OperatorFolder.load(self.folder / "operator")
 
-    def start_aggregator(self, name: str) -> None:
-        """Make the consortium's folders and start its aggregator on free ports."""
+    def start_aggregator(self, name: str, settings: str = "") -> None:
+        """Make the consortium's folders and start its aggregator on free ports.
+
+        Args:
+            name: The consortium's id.
+            settings: What stands in aggregator.toml besides, as TOML.
+        """
         make_consortium(self.folder, name, self.host, Ports(0, 0, 0))
         config = self.folder / "aggregator" / "aggregator.toml"
         with config.open("a") as file:
             file.write("keep_last_uploads = true\n")  # for the report's "what the aggregator saw"
+            file.write(settings)
         program = [sys.executable, "-P", "-m", "aggregator", "--config", str(config)]
         self._start("aggregator", program)
         addresses = self.folder / "aggregator" / "addresses.json"

@@ -11,10 +11,12 @@ from benchmarks import (
     memory,
     robust,
     rounds,
+    sparse_federation,
     trainer_overhead,
     trees,
 )
 from benchmarks.job_text import with_values
+from benchmarks.mortal_site import STEPS, value_of
 from benchmarks.round_clock import steady_pace
 from benchmarks.simulated_site import CHUNK_VALUES, MaskedConstant, constant_delta
 from privacy import ring
@@ -26,7 +28,19 @@ from tidegate.jobfile import JobFile
 
 
 @pytest.mark.parametrize(
-    "script", [anonymity, credit, encode, linear, memory, robust, rounds, trainer_overhead, trees]
+    "script",
+    [
+        anonymity,
+        credit,
+        encode,
+        linear,
+        memory,
+        robust,
+        rounds,
+        sparse_federation,
+        trainer_overhead,
+        trees,
+    ],
 )
 def test_every_option_has_a_default(script):
     assert script.parse([]).json is None
@@ -43,11 +57,31 @@ def test_every_option_has_a_default(script):
         (trees, ["--seeds", "0"]),
         (trainer_overhead, ["--requests", "19"]),
         (robust, ["--length", "999"]),
+        (sparse_federation, ["--sites", "209"]),
+        (sparse_federation, ["--rounds", "0"]),
     ],
 )
 def test_sizes_that_measure_nothing_are_refused(script, arguments):
     with pytest.raises(SystemExit):
         script.parse(arguments)
+
+
+def test_as_many_sites_die_in_each_round_as_were_asked_for_and_one_before_its_reveal():
+    names = [f"site-{index}" for index in range(30)]
+    fates = sparse_federation.fates_of(names, rounds=3, killed=8)
+    deaths = [(number, step) for fate in fates.values() for number, step in fate.items()]
+    for number in (1, 2, 3):
+        ways = [step for at, step in deaths if at == number and step != "reveal"]
+        assert sorted(ways) == sorted(2 * STEPS[1:])
+    assert [at for at, step in deaths if step == "reveal"] == [3]
+    assert all(len(fate) == 1 for fate in fates.values()), "nobody is back to die at once"
+
+
+def test_the_number_of_a_simulated_site_follows_from_its_fingerprint():
+    values = {value_of(bytes([0, 0, *divmod(i, 256)]) + bytes(28), 1 << 20) for i in range(1000)}
+    assert len(values) == 1000
+    assert min(values) > 1 << 19
+    assert max(values) == 1 << 20
 
 
 @pytest.mark.parametrize(("sites", "least"), [(4, 4), (5, 4), (10, 7), (16, 11)])
