@@ -154,7 +154,7 @@ def test_synthetic_shards_are_fixed_by_their_seed_and_differ():
 
 def test_stages_of_the_pipeline_all_run():
     stages = encode.stages(length=4096, neighbours=2)
-    assert len({stage.name for stage in stages}) == 8
+    assert len({stage.name for stage in stages}) == 16
     for stage in stages:
         stage.work()
         stage.baseline()
