@@ -50,7 +50,8 @@ class HostileAggregator(HostileWire):
             sites: Members of the manifest.
             colluders: c.
             min_survivors: N_min.
-            options: ``policy`` and ``site_toml`` (lines), ``toml`` of the job; others `LiveSite`'s.
+            options: ``policy`` and ``site_toml`` (lines), ``toml`` and ``spec`` of the job; others
+                `LiveSite`'s.
         """
         self.names = [f"bank-{number}" for number in range(1, sites + 1)]
         self.manifest = make_manifest(self.names, colluders, min_survivors)
@@ -58,6 +59,7 @@ class HostileAggregator(HostileWire):
         self.toml = options.pop("toml", None) or job_toml(
             privacy=RECORD, target=sites, rounds=ROUNDS
         )
+        self.spec = options.pop("spec", SPEC)
         policy, site_toml = options.pop("policy", ""), options.pop("site_toml", "")
         self.site = LiveSite(folder, VICTIM, **options)
         self.change_policy(lambda text: f"{policy}\n{text}")
@@ -117,10 +119,10 @@ class HostileAggregator(HostileWire):
 
     def make_job(self, toml=None):
         """Give a job as an honest aggregator would admit it."""
-        toml, app, model = toml or self.toml, app_bundle(), bytes(4 * SPEC.length)
+        toml, app, model = toml or self.toml, app_bundle(), bytes(4 * self.spec.length)
         header = SubmitHeader(
             job_toml=toml,
-            vector_spec=SPEC.to_bytes(),
+            vector_spec=self.spec.to_bytes(),
             app_size=len(app),
             app_sha256=appbundle.digest(app),
             model_size=len(model),
@@ -147,18 +149,19 @@ class HostileAggregator(HostileWire):
             self.heads = [chain_start(offer.job_id)]
         return reply
 
-    def train_request(self, number=1, version=0, model_D=None):
+    def train_request(self, number=1, version=0, model_D=None, announcement=b""):
         """Name a model version, by default the one sent before; its head extends the last ones."""
         if model_D is None:
-            model_D = self.models.get(version, np.full(SPEC.length, version, np.float32))
-        broadcast = whole(self.content, version, model_D)
+            model_D = self.models.get(version, np.full(self.spec.length, version, np.float32))
+        broadcast = whole(self.content, version, model_D, announcement=announcement)
         head = broadcast.head_after(self.heads[version])
         log = log_of(self.content, self.heads[version], broadcast)
-        return m.TrainRequest(self.job_id, number, broadcast, head, log)
+        said = m.TrainRequest(self.job_id, number, broadcast, head, log)
+        return replace(said, announcement=announcement)
 
-    async def train(self, number=1, version=0, model_D=None):
+    async def train(self, number=1, version=0, model_D=None, announcement=b""):
         """Have the site make an update; its version is the newest from now on."""
-        request = self.train_request(number, version, model_D)
+        request = self.train_request(number, version, model_D, announcement)
         self.send(request)
         self.request = request
         self.heads = [*self.heads[: version + 1], request.chain_head]
@@ -203,7 +206,7 @@ class HostileAggregator(HostileWire):
 
     def ring(self, data):
         """Read an upload's values."""
-        return unpack(data, self.encoding.length, self.encoding.bits)
+        return unpack(data, self.encoding.length_at(self.request.version), self.encoding.bits)
 
     def bundle(self):
         """Take one of the site's bundles."""

@@ -72,7 +72,7 @@ def peer_secrets(name, serial):
 def make_attempt(evil, number, attempt, names):
     """Cut a cohort for the newest train request of a hostile aggregator."""
     manifest, request = evil.manifest, evil.request
-    plan = encoding_for_version(evil.encoding, request.version)
+    plan = encoding_for_version(evil.encoding, request.version, request.announced)
     context = AttemptContext(
         P256.name,
         manifest.consortium_id,

@@ -34,14 +34,17 @@ from tidegate.v1 import transfer_pb2
 NO_LOG = ContentName(b"l" * 32, 100)
 
 
-def whole(contents, version, model_D, state=None):
+def whole(contents, version, model_D, state=None, announcement=b""):
     """Give the broadcast of a version that comes whole, and serve its chunks."""
     state = state or {}
-    view = CheckpointLayout(model_D.size, tuple(state)).view(
-        np.asarray(model_D, "<f4"), {name: np.asarray(v, "<f4") for name, v in state.items()}
+    view = CheckpointLayout(model_D.size, tuple(state), len(announcement)).view(
+        np.asarray(model_D, "<f4"),
+        {name: np.asarray(v, "<f4") for name, v in state.items()},
+        announcement,
     )
     serve(contents, view)
-    return Broadcast(version, checkpoint=view.name)
+    announced = ContentName.of(announcement) if announcement else None
+    return Broadcast(version, checkpoint=view.name, announcement=announced)
 
 
 def serve(contents, view):
