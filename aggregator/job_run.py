@@ -182,10 +182,10 @@ class JobRun:
         """Show how much of the newest sum is likely to have wrapped around its ring."""
         self.progress.wrap_rate = rate
 
-    def release(self, attempt: LiveAttempt) -> None:
-        """Drop the uploads of an attempt once they are folded."""
+    def release(self, attempt: LiveAttempt, is_last: bool) -> None:  # noqa: FBT001 - by call_soon
+        """Drop the uploads of an attempt once they are folded; the last round's may be kept."""
         folder = self.around.kept_folder
-        if folder is not None and self.progress.round == self.job.file.rounds:
+        if folder is not None and is_last:
             self.around.spool.keep(attempt.ctx, folder)
         self.around.spool.discard(attempt.ctx)
 

@@ -380,8 +380,8 @@ class LiveRound:
         in_sums = {site for one in opened for site in one.attempt.members}
         for site in self._round.groups().keys() - in_sums:
             self._count_dropped(site, "its group's attempt failed")
-        progress.round = self._order.shown
-        outcome = RoundOutcome(tuple(opened), done.cohort, progress.to_json(), self._host.elapsed_s)
+        kept = progress.to_json(self._order.shown)  # durable with the round, shown after it
+        outcome = RoundOutcome(tuple(opened), done.cohort, kept, self._host.elapsed_s)
         if not self._outcome.done():
             self._outcome.set_result(outcome)
 

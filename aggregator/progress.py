@@ -83,11 +83,15 @@ class JobProgress:
         progress.log.extend(kept.get("log", ()))
         return progress
 
-    def to_json(self) -> bytes:
-        """Give what a restart needs."""
+    def to_json(self, finished: int | None = None) -> bytes:
+        """Give what a restart needs.
+
+        Args:
+            finished: A round that counts as finished from when this is durable.
+        """
         return json.dumps(
             {
-                "round": self.round,
+                "round": self.round if finished is None else finished,
                 "attempts_aborted": self.attempts_aborted,
                 "attempts_repeated": self.attempts_repeated,
                 "metrics": self.metrics,

@@ -90,7 +90,8 @@ class JobRunner:
                 self._averager.add(np.asarray(sums, dtype=np.float64))
         self._trained = _part(run.progress.metrics, evaluated=False)
         self._evaluated = _part(run.progress.metrics, evaluated=True)
-        self._finished: tuple[RoundOutcome, OpenedSum] | None = None
+        self._finished: tuple[RoundOutcome, OpenedSum, int] | None = None
+        self._rounds_done = run.progress.round
         self._announcement = b""  # for the version after the newest, once a sum was opened
 
     @property
@@ -111,7 +112,7 @@ class JobRunner:
     @property
     def rounds_done(self) -> int:
         """Training rounds that are done, as people see them."""
-        return self._run.progress.round
+        return self._rounds_done
 
     def check_running(self) -> None:
         """Raise why the job was given up, if it was."""
@@ -158,19 +159,21 @@ class JobRunner:
             self._run.run_round(order, self.model, offer.contents, passed_over), self._loop
         )
         outcome = running.result()
-        opened = self._open(outcome, instruction.purpose)
-        self._finished = outcome, opened
+        opened = self._open(outcome, order)
+        self._finished = outcome, opened, shown
         if not instruction.evaluates:
             self._announcement = opened.announcement
         return opened.mean
 
-    def _open(self, outcome: RoundOutcome, purpose: str) -> OpenedSum:
+    def _open(self, outcome: RoundOutcome, order: RoundOrder) -> OpenedSum:
+        is_last = order.shown == self.job.file.rounds
         for one in outcome.opened:
             for folding in one.attempt.folding:
                 folding.result()
-            self._loop.call_soon_threadsafe(self._run.release, one.attempt)
+            self._loop.call_soon_threadsafe(self._run.release, one.attempt, is_last)
         if len(self.model.data) >= _LARGE_MODEL_BYTES:
             trim_heap()  # of what the uploads went through, before the vectors of a step come
+        purpose = order.instruction.purpose
         opened = open_sum(self.job, outcome, self.model, purpose, self._averager)
         for line in wrap_lines(self.exchange + 1, opened):
             LOGGER.warning("job %s %s", self.job_id, line)
@@ -217,7 +220,7 @@ class JobRunner:
         """
         if self._finished is None:
             raise PeerError(Reason.INTERNAL, "no exchange is finished that could be kept")
-        outcome, opened = self._finished
+        outcome, opened, shown = self._finished
         model = None
         if values_D is not None:
             model, contents = self._made(values_D, opened)
@@ -240,7 +243,7 @@ class JobRunner:
         )
         self._jobs.commit_round(self.job_id, done, self._now_s(), also)
         self.model, self.exchange = checkpoint.model, checkpoint.exchange
-        self._finished = None
+        self._finished, self._rounds_done = None, shown
         if model is not None:
             self._announcement = b""
         self._loop.call_soon_threadsafe(self._run.note_wraps, opened.wrap_rate)

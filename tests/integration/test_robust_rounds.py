@@ -294,6 +294,7 @@ def test_a_sum_that_has_wrapped_is_not_applied_and_the_job_stops_with_what_to_do
             assert job.state == "failed"
             for words in ("ring-wrap: the sum has wrapped", "100 coordinates", "range"):
                 assert words in job.detail
+            assert job.round == 0  # its sum was opened, and no round came of it
             assert not (await model_of(live, job_id)).any()
             assert journal(live, job_id, ROUND_COMMITTED) == []
 
