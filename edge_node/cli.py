@@ -9,19 +9,15 @@ What is heavy (grpc, torch's libraries) is imported only where a command needs i
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from privacy.errors import PeerError, UsageError
-
-if TYPE_CHECKING:
-    from edge_node.budget import BudgetLine
 
 _USAGE_EXIT = 2
 _REFUSED_EXIT = 3
@@ -61,15 +57,19 @@ def enrol(
     with _errors():
         from edge_node.config import load_config
         from edge_node.enrol import enrol as redeem
+        from edge_node.policy_file import policy_of
         from tidegate.keys import read_private
 
         settings = load_config(config)
+        policy = policy_of(settings)  # what `run` would refuse, before the token is used up
         token = read_private(token_file).decode("ascii", "replace")
         credentials = redeem(settings, token)
         typer.echo(
             f"site {settings.site_id} is enrolled; signing key"
             f" {credentials.signer.fingerprint.hex()[:16]}; now: edge-node run --config {config}"
         )
+        if policy.closed:
+            _say(f"warning: {policy.closed}")
 
 
 @app.command()
@@ -101,6 +101,7 @@ def budget(
         if config is None:
             raise UsageError("edge-node budget needs --config: the site's settings (site.toml)")
         from edge_node.budget import budget_lines
+        from edge_node.budget_terminal import print_budgets
         from edge_node.config import load_config
         from edge_node.store_schema import connect, read_ledgers
 
@@ -113,7 +114,7 @@ def budget(
         if as_json:
             _print_json([dataclasses.asdict(line) for line in lines])
         else:
-            _print_budgets(lines)
+            print_budgets(lines)
 
 
 @budget_commands.command("plan")
@@ -191,7 +192,7 @@ def audit_dp(
     ] = None,
     *,
     short: Annotated[
-        bool, typer.Option("--short", help="A minute instead of three; sees coarse faults only.")
+        bool, typer.Option("--short", help="Half a minute instead of two; sees coarse faults only.")
     ] = False,
 ) -> None:
     """Audit differential privacy: attack the real pipeline, then see that faults are noticed.
@@ -203,11 +204,8 @@ def audit_dp(
         from edge_node.audit import dp, terminal
         from edge_node.audit.setting import Setting
 
-        def progress(what: str) -> None:
-            typer.echo(f"edge-node: auditing {what}", err=True)
-
         setting_of = Setting.short if short else Setting.whole
-        report = dp.audit_dp(seed, setting_of, progress=progress)
+        report = dp.audit_dp(seed, setting_of, progress=lambda what: _say(f"auditing {what}"))
         if json_file is not None:
             _write_json(json_file, {"passed": report.passed} | dataclasses.asdict(report))
         terminal.print_report(report)
@@ -250,7 +248,7 @@ def audit_leakage(
         from edge_node.leakage.terminal import print_audit
 
         request = command.AuditRequest(job, dataset, out, seed, private_records)
-        audited, shown = command.audit(config, request)
+        audited, shown = command.audit(config, request, progress=_say)
         if as_json:
             _print_json(shown)
         else:
@@ -335,6 +333,11 @@ def _write_json(path: Path, value: object) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
+def _say(line: str) -> None:
+    """Tell how far a command is, apart from what it prints in the end."""
+    typer.echo(f"edge-node: {line}", err=True)
+
+
 def _fail(message: str, code: int) -> None:
     typer.echo(f"edge-node: {message}", err=True)
     raise typer.Exit(code)
@@ -357,34 +360,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def _print_budgets(lines: "list[BudgetLine]") -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    if not lines:
-        typer.echo("no privacy budget has been used on this site yet")
-        return
-    table = Table(title="Privacy budgets of this site", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("data set", "unit", "used", "spent ε", "left ε", "of ε", "δ", "charges", "tiers"):
-        justify: Literal["left", "right"] = "left" if name in ("data set", "tiers") else "right"
-        # Ids and numbers that are cut would mislead; only the tiers wrap.
-        table.add_column(name, justify=justify, no_wrap=name != "tiers", overflow="fold")
-    for line in lines:
-        table.add_row(
-            line.dataset_id,
-            line.unit,
-            f"{line.used_share:.1%}" if math.isfinite(line.used_share) else "no DP",
-            f"{line.spent_epsilon:.4f}",
-            f"{line.left_epsilon:.4f}",
-            f"{line.epsilon:g}",
-            f"{line.delta_dp:g}",
-            str(line.charges),
-            "\n".join(f"{tier}: {count}" for tier, count in sorted(line.by_tier.items())),
-        )
-    Console(file=sys.stdout).print(table)
 
 
 def _print_tree(shown: dict[str, Any], indent: str = "") -> None:

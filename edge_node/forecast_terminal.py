@@ -1,20 +1,19 @@
 """Draw a job's forecast for the site administrator's terminal."""
 
 import math
-import sys
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from edge_node.forecast import BudgetForecast, JobForecast
+from edge_node.terminal import table_console
 from privacy.accounting.chain import TIER_CONDITIONAL, TIER_NONE
 from privacy.pipeline import Mode
 
 
 def print_forecast(shown: JobForecast) -> None:
     """Print what a job would cost and whether it would be accepted."""
-    console = Console(file=sys.stdout, highlight=False)
+    console = table_console()
     verdict = "would be accepted" if shown.is_accepted else "would be refused"
     style = "bold green" if shown.is_accepted else "bold red"
     console.print(Text(f"{shown.job}: {verdict}", style=style))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_node.config import SiteConfig, load_config
-from edge_node.policy_file import load_policy
+from edge_node.policy_file import policy_of
 from edge_node.trainer.device import device_kind
 from edge_node.trainer.trainer import TrainerFailure, probe
 from privacy.errors import UsageError
@@ -21,9 +21,7 @@ def overview(path: Path) -> dict[str, Any]:
         UsageError: site.toml or policy.toml is wrong.
     """
     config = load_config(path)
-    rules = load_policy(config.policy_file)
-    rules.trainer.check(dataclasses.asdict(config.trainer))
-    policy = dataclasses.asdict(rules)
+    policy = dataclasses.asdict(policy_of(config))
     policy["allowed_apps"] = [f"sha256:{app}" for app in sorted(policy["allowed_apps"])]
     return {
         "site": config.site_id,

@@ -20,7 +20,7 @@ from edge_node.forecast import JobForecast, SiteState, forecast
 from edge_node.leakage.records import AuditRecord, NotAuditedError, read_records
 from edge_node.leakage.terms import AuditKey
 from edge_node.offer_reading import JobReading, derive_reading, read_offer
-from edge_node.policy import Policy
+from edge_node.policy import APP_DIGEST, Policy
 from edge_node.policy_file import load_policy
 from edge_node.rounds.task_rounds import base_models_of
 from edge_node.rounds.trainer_rules import trainer_confinement, trainer_limits
@@ -133,9 +133,9 @@ def _measured(config: SiteConfig, policy: Policy, task: Task, app: bytes) -> Vec
     """Ask the app, confined, for the spec of its model."""
     if appbundle.digest(app).hex() not in policy.allowed_apps:
         raise UsageError(
-            f"the app sha256:{appbundle.digest(app).hex()} is not in allowed_apps of policy.toml,"
-            " so it is not run to see how many parameters its model has: add --parameters N, as"
-            " `tidegate job check` prints it"
+            f"the app sha256:{appbundle.digest(app).hex()} is not in allowed_apps of policy.toml"
+            f" ({APP_DIGEST}), so it is not run to see how many parameters its model has:"
+            " add --parameters N, as `tidegate job check` prints it"
         )
     with tempfile.TemporaryDirectory(prefix="tidegate-plan-") as scratch:
         folder = Path(scratch) / "app"

@@ -165,6 +165,7 @@ class JobFacts:
     declares_dp: bool = False
 
 
+APP_DIGEST = "a digest is of every .py and .toml file in the app's folder, job.toml too"
 _WHY_REVIEWED = (
     "require_leakage_audit takes no unreviewed app's PASS: its code runs beside the attacks"
 )
@@ -225,7 +226,7 @@ def _private_rules(policy: Policy, facts: JobFacts) -> list[tuple[bool, str]]:
     return [
         (
             _is_reviewed(policy, facts),
-            f"allowed_apps: app sha256:{facts.app_sha256} is not on the list of reviewed apps",
+            f"allowed_apps: app sha256:{facts.app_sha256} is no reviewed app; {APP_DIGEST}",
         ),
         (
             facts.app_sha256 in policy.declared_dp_apps or not facts.declares_dp,

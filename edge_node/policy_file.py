@@ -1,9 +1,10 @@
 """Read policy.toml. It fails closed: no file, no job; an unknown key is an error."""
 
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
+from edge_node.config import SiteConfig
 from edge_node.policy import BudgetRule, Policy, TrainerCeilings
 from privacy.accounting.budget import MAX_EPSILON
 from privacy.errors import UsageError
@@ -40,6 +41,17 @@ _KEYS = (
     "lint",
     "budgets",
 )
+
+
+def policy_of(config: SiteConfig) -> Policy:
+    """Read a site's policy, and hold what site.toml gives a trainer against its ceilings.
+
+    Raises:
+        UsageError: The policy is wrong, or site.toml gives more than it allows.
+    """
+    policy = load_policy(config.policy_file)
+    policy.trainer.check(asdict(config.trainer))
+    return policy
 
 
 def load_policy(path: Path) -> Policy:

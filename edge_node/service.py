@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 import uvloop
@@ -15,7 +14,7 @@ from edge_node.daemon import EdgeNode
 from edge_node.enrol import Credentials, load_credentials
 from edge_node.lock import FolderLock
 from edge_node.policy import Policy
-from edge_node.policy_file import load_policy
+from edge_node.policy_file import policy_of
 from edge_node.store import Store
 
 
@@ -28,8 +27,7 @@ def serve(path: Path) -> None:
     config = load_config(path)
     log.start_logging(config.log_level, config.site_id)
     credentials = load_credentials(config)
-    policy = load_policy(config.policy_file)
-    policy.trainer.check(asdict(config.trainer))
+    policy = policy_of(config)
     lock = FolderLock(config.folder)
     try:
         store = open_store(config)

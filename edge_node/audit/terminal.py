@@ -1,24 +1,19 @@
 """Print what the DP audit found: a table of claims, one of broken pipelines, a line of verdict."""
 
-import sys
-
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from edge_node.audit.dp import DpReport
 from edge_node.audit.finding import Finding
+from edge_node.terminal import table_console
 
-_WIDTH = 120  # of what is piped to a file; a terminal has its own
 _HELD = "[green]held[/]"
 _FAILED = "[bold red]FAILED[/]"
 
 
 def print_report(report: DpReport) -> None:
     """Print a report to standard output."""
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=_WIDTH)
+    console = table_console()
     console.print(_findings(report))
     console.print(_mutants(report))
     console.print(verdict(report))

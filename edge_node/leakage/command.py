@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,15 @@ class AuditRequest:
     effort: Effort = field(default_factory=Effort)
 
 
-def audit(config_file: Path, request: AuditRequest) -> tuple[Audited, dict[str, Any]]:
+def audit(
+    config_file: Path, request: AuditRequest, progress: Callable[[str], None]
+) -> tuple[Audited, dict[str, Any]]:
     """Run an audit, write its page, and keep its verdict unless it saw private records.
+
+    Args:
+        config_file: site.toml.
+        request: What was asked for.
+        progress: Called with a few words now and then.
 
     Returns:
         What came out, and the same as plain values.
@@ -70,7 +78,7 @@ def audit(config_file: Path, request: AuditRequest) -> tuple[Audited, dict[str, 
     dataset = _dataset(config, name, job, request)
     seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
     settings = AuditSettings(seed, request.effort, TIME_LIMIT_S, request.private_records)
-    audited = run_audit(job, manifest, config, dataset, settings)
+    audited = run_audit(job, manifest, config, dataset, settings, progress=progress)
     shown = summary(audited.report)
     verdict, job_name = audited.report.verdict, job.file.name
     now_s = time.time()

@@ -114,7 +114,8 @@ def check_audited(policy: Policy, record: AuditRecord | None, job: str, now_s: f
     if why:
         raise NotAuditedError(
             f"the site's policy refuses this job by rule require_leakage_audit: {why}; the site"
-            f" runs `edge-node audit leakage --job {job}`, and the job is submitted again"
+            f" runs `edge-node audit leakage --config site.toml --job {job}`, and the job is"
+            " submitted again"
         )
 
 

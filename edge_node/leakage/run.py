@@ -7,6 +7,8 @@ The app's code is not trusted and the attacks take gradients through it, so they
 import asyncio
 import json
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,6 +38,8 @@ from tidegate.schema import Schema
 _NOTHING = VectorSpec((TensorSpec("none", ()),))
 """The daemon's side holds no model: what is attacked is the one that the task makes."""
 _PUBLIC_SEED = bytes(32)
+_BEAT_S = 20.0
+"""Between words of progress: the confined process says nothing until it is done."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ def run_audit(
     config: SiteConfig,
     dataset: Dataset | None,
     settings: AuditSettings,
+    *,
+    progress: Callable[[str], None],
 ) -> Audited:
     """Run an audit.
 
@@ -93,30 +99,32 @@ def run_audit(
         config: site.toml: device, sandbox and limits are those of training.
         dataset: The site's; None where the job declares its columns and records are made up.
         settings: See `AuditSettings`.
+        progress: Called with a few words now and then.
 
     Raises:
         UsageError: There is nothing to attack, or this machine or job cannot be audited; says why.
         PeerError: The app failed, or the confined process gave no report.
     """
-    schema = job.file.schema or (None if dataset is None else dataset.scalars)
-    if schema is None or not schema.columns:
-        raise UsageError("the job declares no [[columns]], so name the data set to audit it for")
-    with tempfile.TemporaryDirectory(prefix="tidegate-audit-") as scratch:
-        folder = Path(scratch) / "app"
-        appbundle.unpack(job.app, folder)
-        trainer = _trainer(job, config, folder, settings)
-        return asyncio.run(
-            _attack(trainer, job, manifest, schema, _rows(dataset, schema, settings), settings)
-        )
-
-
-def _trainer(job: AuditedJob, config: SiteConfig, folder: Path, settings: AuditSettings) -> Trainer:
     task = job.file.work
     if not isinstance(task, Task):
         raise UsageError(
             "attacks need a [task], whose loss they can take gradients of: no audit of other work"
             " can say PASS"
         )
+    schema = job.file.schema or (None if dataset is None else dataset.scalars)
+    if schema is None or not schema.columns:
+        raise UsageError("the job declares no [[columns]], so name the data set to audit it for")
+    with tempfile.TemporaryDirectory(prefix="tidegate-audit-") as scratch:
+        folder = Path(scratch) / "app"
+        appbundle.unpack(job.app, folder)
+        trainer = _trainer(task, config, folder, settings)
+        rows = _rows(dataset, schema, settings)
+        return asyncio.run(
+            _attack(trainer, job, manifest, schema, rows, settings, progress=progress)
+        )
+
+
+def _trainer(task: Task, config: SiteConfig, folder: Path, settings: AuditSettings) -> Trainer:
     limits: TrainerLimits = replace(
         trainer_limits(config),
         request_timeout_s=settings.time_limit_s,
@@ -145,8 +153,11 @@ async def _attack(
     schema: Schema,
     rows: bytes,
     settings: AuditSettings,
+    *,
+    progress: Callable[[str], None],
 ) -> Audited:
     try:
+        progress("starting the app in its sandbox")
         sandbox = await trainer.start()
         if rows and sandbox.missing:
             raise UsageError(
@@ -169,12 +180,27 @@ async def _attack(
             "learning_rate": None if job.file.local is None else job.file.local.learning_rate,
             "sizes": [len(part) for part in parts],
         }
-        reply, _ = await trainer.request(frame, blob=b"".join(parts))
+        progress(
+            f"attacking updates of {records} records, alone and in a sum of {sites} sites; this"
+            f" takes minutes, {settings.time_limit_s / 60:.0f} at most"
+        )
+        beat = asyncio.create_task(_beat(progress))
+        try:
+            reply, _ = await trainer.request(frame, blob=b"".join(parts))
+        finally:
+            beat.cancel()
         report = read_report(reply.blob)
     finally:
         await trainer.stop()
     key = audit_key(appbundle.digest(job.app), job.file, plan, schema, manifest)
     return Audited(key, report, plan, schema, sites, records, tuple(sandbox.missing))
+
+
+async def _beat(progress: Callable[[str], None]) -> None:
+    started_s = time.monotonic()
+    while True:
+        await asyncio.sleep(_BEAT_S)
+        progress(f"still attacking after {time.monotonic() - started_s:.0f} s")
 
 
 def plan_of(job: AuditedJob, spec: VectorSpec, manifest: Manifest) -> EncodingPlan:

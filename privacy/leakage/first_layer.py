@@ -70,7 +70,7 @@ def find_first_layer(scene: Scene) -> FirstLayer | str:
     trained = {tensor.name for tensor in scene.spec.tensors}
     name, module = order[0]
     if not isinstance(module, nn.Linear):
-        return f"the first layer is a {type(module).__name__}, not fully connected"
+        return f"the first layer is not fully connected but {type(module).__name__}"
     if not {f"{name}.weight", f"{name}.bias"} <= trained:
         return "the first layer has no bias, or is not trained"
     next_name = None

@@ -22,7 +22,9 @@ from privacy.leakage.release import Release
 from privacy.leakage.scores import matched_pictures, psnr, ssim
 from privacy.leakage.verdict import (
     MAX_SHOWN,
+    PSNR_FAIL_DB,
     PSNR_MARGIN_DB,
+    SSIM_FAIL,
     Evidence,
     EvidenceKind,
     Finding,
@@ -87,7 +89,8 @@ def _finding(
         baseline=baseline,
         verdict=verdict,
         reason=f"{len(reached)} pictures of {field.name!r}: best {float(reached.max()):.1f} dB,"
-        f" mean SSIM {float(alike.mean()):.2f}",
+        f" best SSIM {float(alike.max()):.2f}; a picture of {PSNR_FAIL_DB:g} dB or SSIM"
+        f" {SSIM_FAIL:g} fails",
         details={
             "best PSNR, dB": float(reached.max()),
             "mean SSIM": float(alike.mean()),

@@ -15,6 +15,7 @@ from edge_node.cli import app
 from edge_node.overview import redact
 
 SAMPLES = Path(__file__).parents[3] / "docs" / "samples"
+POLICY = (SAMPLES / "policy.toml").read_text()
 SITE = """
 [site]
 id = "bank-a"
@@ -74,6 +75,23 @@ def test_a_bad_token_file_is_refused_without_repeating_it(site, tmp_path, conten
     assert result.exit_code == 2
     assert words in result.stderr
     assert "whatever" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("mode = []", "did you mean 'modes'?"),
+        (POLICY.replace("memory_mib = 16384", "memory_mib = 64"), "above the ceiling"),
+    ],
+)
+def test_enrolment_refuses_the_policy_that_a_run_would_before_it_uses_the_token(
+    site, tmp_path, policy, words
+):
+    (tmp_path / "policy.toml").write_text(policy)
+    result = call("enrol", "--config", site, "--token-file", tmp_path / "none")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "none" not in result.stderr
 
 
 def test_show_config_is_whole_and_redacted(site, monkeypatch):

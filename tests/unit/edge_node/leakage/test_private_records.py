@@ -44,5 +44,5 @@ class Child:
 def test_no_private_record_goes_to_an_app_whose_sandbox_is_incomplete(network, rows, outcome):
     child = Child(network=network)
     with pytest.raises(outcome):
-        asyncio.run(_attack(child, None, None, None, rows, SETTINGS))
+        asyncio.run(_attack(child, None, None, None, rows, SETTINGS, progress=[].append))
     assert child.stopped
