@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from edge_node.tasks.batches import draw_rows, edge_rows, missing_rows, padding_row
+from edge_node.tasks.first_weights import zero_weight_notes
 from edge_node.tasks.flat_model import FlatModel
 from edge_node.tasks.local_steps import LocalSteps, OptimiserSteps
 from edge_node.tasks.module_rules import TaskError, check_record_modules
@@ -85,7 +86,7 @@ def dry_run(task: Task, spec: VectorSpec, job: JobFile, app_folder: Path) -> Dry
     Raises:
         TaskError: What is wrong, where, and the mend.
     """
-    run = DryRun()
+    run = DryRun(notes=zero_weight_notes(task.model))
     mode = job.privacy.mode
     _check_functions(task, job)
     if mode not in {NONE, SITE}:
@@ -202,7 +203,10 @@ def _try_record_gradients(
             for _ in range(2)
         )
         engine.check(first, second)
-    run.checks += ["gradients: as a loop over single records", f"gradients: same bits in {rows}"]
+    run.checks += [
+        "gradients: as a loop over single records",
+        f"gradients: same bits in each of {rows} places",
+    ]
 
 
 def _try_local_steps(
