@@ -36,6 +36,10 @@ OtherJob = Annotated[
     typer.Option("--job", help="Another job file than the folder's job.toml."),
 ]
 
+_DIGEST_NOTE = (
+    "  the digest is of every .py and .toml file in the folder, job.toml too: after a change of one"
+    " sites review anew; with --job a job file from elsewhere leaves it as it is"
+)
 _DETAIL_CHARS = 40  # of a job in the list
 
 
@@ -138,6 +142,8 @@ def check(
         f"{folder} is fit to submit: {submission.parameters} parameters, app sha256:{digest}",
     )
     _show_rehearsal(session, submission)
+    if submission.job.runs_app and not session.as_json:
+        session.console.print(_DIGEST_NOTE, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -158,7 +164,7 @@ def list_jobs(context: typer.Context) -> None:
         )
         for job in jobs
     ]
-    columns = ("job", "mode", "state", "#round", "submitted", "detail")
+    columns = ("job", "mode", "state", "#round", "submitted (UTC)", "detail")
     session.show([as_dict(job) for job in jobs], table_of("jobs", columns, rows))
 
 

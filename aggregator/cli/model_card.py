@@ -32,6 +32,6 @@ def write(path: Path, facts: JobFacts) -> None:
         conditional=conditional_note(job, facts.history.app_sha256),
         epsilon=max((site.epsilon for site in facts.status.sites), default=0.0),
         provenance=facts.provenance,
-        made_at=time.strftime("%Y-%m-%d"),
+        made_at=time.strftime("%Y-%m-%d", time.gmtime()),
     )
     path.write_text(text, encoding="utf-8")

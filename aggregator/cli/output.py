@@ -70,8 +70,8 @@ def table_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str | T
 
 
 def moment(seconds: int) -> str:
-    """Return a time of day for people, or a dash for never."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+    """Return a time in UTC for people, who say so beside it, or a dash for never."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) if seconds else "-"
 
 
 def data_size(count: float) -> str:

@@ -22,6 +22,12 @@ from tidegate.jobfile import NONE
 from tidegate.requests import JobStatus, SiteProgress
 from tidegate.v1 import operator_pb2
 
+FIRST_CHARGE = (
+    "a ledger counts at one order for life: its first charge shows much of ε, further ones add"
+    " little"
+)
+"""Beside what ledgers say: after one release it reads higher than the whole job was planned for."""
+_UNDER_WAY = ("queued", "running")
 STYLES = {
     "ready": "green",
     "in-cohort": "green",
@@ -79,7 +85,8 @@ def placed(site: SiteProgress) -> str:
 
 def job_table(job: JobStatus, baseline: Baseline | None = None) -> RenderableType:
     """Draw one job: where it is, what it measures, and each site's part."""
-    return Group(_headline(job), _bar(job), _sites(job, baseline))
+    shown = [_headline(job), _bar(job), _sites(job, baseline)]
+    return Group(*shown, _details(job)) if any(site.detail for site in job.sites) else Group(*shown)
 
 
 def person_lines(job: JobStatus) -> list[str]:
@@ -111,7 +118,8 @@ def _headline(job: JobStatus) -> Text:
     text.append(f"  aborted {job.attempts_aborted}")
     text.append(f"  in {job.groups} groups\n" if job.groups else "\n")
     shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(job.metrics.items()))
-    text.append(shown or "metrics come with the first rounds")
+    waits = "no metrics yet" if job.state in _UNDER_WAY else "no metrics"
+    text.append(shown or waits)
     if job.metrics and job.mode != NONE:
         text.append("  (noised, averaged over rounds)", style="dim")
     if job.rounds_per_s > 0:
@@ -143,7 +151,7 @@ def _sites(job: JobStatus, baseline: Baseline | None) -> Table:
         caption = f"{caption}\nfp32: up and down against {baseline.name}"
     if job.mode != NONE and job.delta_dp:
         lines = [f"ε per {job.unit} of all releases so far, at δ={job.delta_dp:g}"]
-        caption = "\n".join([*lines, *person_lines(job), caption])
+        caption = "\n".join([*lines, FIRST_CHARGE, *person_lines(job), caption])
     # Without vertical lines: nine columns fit into eighty characters.
     table = Table(
         header_style="bold",
@@ -170,6 +178,10 @@ def _sites(job: JobStatus, baseline: Baseline | None) -> Table:
             str(site.dropped),
             time_text(site),
         )
-        if site.detail:
-            table.add_row("", Text(site.detail, style="yellow"))
     return table
+
+
+def _details(job: JobStatus) -> Text:
+    """Say what there is to say of sites, below the table: in a column it would be a tall ribbon."""
+    lines = [f"{site.site_id}: {site.detail}" for site in job.sites if site.detail]
+    return Text("\n".join(lines), style="yellow")

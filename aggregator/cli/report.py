@@ -72,7 +72,7 @@ def _values(facts: JobFacts) -> dict[str, Any]:
     spec = VectorSpec.from_bytes(history.vector_spec)
     return {
         "job": status,
-        "made_at": time.strftime("%Y-%m-%d %H:%M"),
+        "made_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "conditional": conditional_note(job, history.app_sha256),
         "epsilon": max((site.epsilon for site in status.sites), default=0.0),
         "target": _number(job.privacy, "epsilon"),

@@ -12,7 +12,7 @@ import typer
 from aggregator.cli.connection import CLIENT_FILE, OperatorFolder, operator_api
 from aggregator.cli.output import Session
 from privacy.errors import UsageError
-from privacy.secagg.keys import P256, SUITES, Suite, suite_named
+from privacy.secagg.keys import P256, Suite, suite_named
 from privacy.secagg.rules import DEFAULT_DROPOUT_PERCENT
 from tidegate import manifest, pki
 from tidegate.convert import site_record_from_wire
@@ -40,7 +40,10 @@ suite = "{suite}"
 """
 
 
-SuiteName = Annotated[str, typer.Option(help="Algorithms of all sites: " + ", ".join(SUITES) + ".")]
+SuiteName = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Algorithms of all sites; they stand above."),
+]
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,9 @@ def init(  # noqa: PLR0913, PLR0917 - one an option
     """Make the operator key, the CA and the aggregator's folder.
 
     The operator key stays in operator/: never copy it to the aggregator's machine.
+
+    Suites: P256_SHA256_AES256, X25519_ED25519_SHA256_AES256, and
+    MLKEM768_X25519_ED25519_SHA256_AES256, whose share transport is post-quantum.
     """
     session: Session = context.obj
     ports = Ports(site_port, enrolment_port, operator_port)

@@ -68,7 +68,7 @@ def token(
     expires_at_s = make_token(session.folder(), site_id, out, valid_s)
     session.show(
         {"site_id": site_id, "file": str(out), "expires_at_s": expires_at_s},
-        f"token for {site_id} written to {out}, good once until {moment(expires_at_s)}",
+        f"token for {site_id} written to {out}, good once until {moment(expires_at_s)} UTC",
     )
 
 
@@ -90,7 +90,7 @@ def list_sites(context: typer.Context) -> None:
         )
         for site in sites
     ]
-    columns = ("site", "state", "device", "signing key", "#bundles", "last seen")
+    columns = ("site", "state", "device", "signing key", "#bundles", "last seen (UTC)")
     session.show([as_dict(site) for site in sites], table_of("sites", columns, rows))
 
 

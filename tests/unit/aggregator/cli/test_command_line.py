@@ -4,6 +4,7 @@ import json
 import stat
 import subprocess
 import sys
+import time
 from concurrent import futures
 from io import StringIO
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from aggregator.cli import connection, main, setup
-from aggregator.cli.output import table_of
+from aggregator.cli.output import moment, table_of
 from aggregator.cli.progress import job_table, mode_text
 from privacy.errors import PeerError, Reason, UsageError
 from tidegate import pki
@@ -199,7 +200,7 @@ def test_a_job_without_such_a_model_writes_none(run, aggregator, tmp_path, job, 
 def test_a_job_id_is_whole_in_a_narrow_list():
     name = "credit-statistics-e7ec0706"
     console = Console(file=StringIO(), width=80)
-    columns = ("job", "mode", "state", "#round", "submitted", "detail")
+    columns = ("job", "mode", "state", "#round", "submitted (UTC)", "detail")
     cells = (
         name,
         "record-distributed",
@@ -210,6 +211,16 @@ def test_a_job_id_is_whole_in_a_narrow_list():
     )
     console.print(table_of("jobs", columns, [cells]))
     assert name in console.file.getvalue()
+
+
+def test_times_are_utc_wherever_they_are_read(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert moment(1_800_000_000) == "2027-01-15 08:00:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_readable_operator_key_is_refused(run, aggregator):

@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from aggregator.cli.progress import job_table, placed
+from aggregator.cli.progress import FIRST_CHARGE, job_table, placed
 from aggregator.cli.report import privacy_facts
 from privacy.pipeline import EncodingPlan
 from tests.support.live_aggregator import job_toml
@@ -39,6 +39,18 @@ def test_the_table_names_groups_and_warns_of_wraps_above_the_rate():
     warned = drawn(in_groups(plain, wrap_rate=2e-4))
     assert "about 2.0e-04 of the newest sum's coordinates may have wrapped" in warned
     assert placed(plain.sites[0]) == "ready"
+
+
+def test_what_sites_say_of_their_budgets_and_of_a_refusal_can_be_read():
+    plain = facts().status
+    shown = drawn(plain)
+    assert FIRST_CHARGE in " ".join(shown.split())
+    assert "bank-4: the app raised an error" in shown
+    assert FIRST_CHARGE not in drawn(facts(private=False).status)
+    empty = dataclasses.replace(plain, metrics={})
+    assert "no metrics" in drawn(empty)
+    assert "no metrics yet" not in drawn(empty)
+    assert "no metrics yet" in drawn(dataclasses.replace(empty, state="running"))
 
 
 def test_the_report_says_how_groups_are_combined_and_the_worst_wrap():
