@@ -116,7 +116,13 @@ class StepWriter:
             raise PeerError(
                 Reason.STOPPED, "the update of this attempt was lost in a restart; nothing charged"
             )
-        _, secrets = self._bench.joining[command.ctx]
+        # After a restart a proof may lay an update ready while an attempt waits that was begun for
+        # it before: that one knows of no permit, and a proved update is not charged again.
+        _, secrets = self._bench.joining.get(command.ctx, (0, None))
+        if secrets is None:
+            raise PeerError(
+                Reason.STOPPED, "this attempt was begun before a restart; nothing charged"
+            )
         if update.surplus_seeds != secrets.surplus_seeds:
             raise PeerError(
                 Reason.STOPPED, "the update was made anew since the roster came; nothing charged"
