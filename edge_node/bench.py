@@ -52,6 +52,10 @@ class Bench:
         self.forget_attempt(ctx)
         return b"".join(update.surplus_seeds)
 
+    def holds(self, ctx: bytes) -> bool:
+        """Say whether an attempt, dead itself, still holds its update."""
+        return any(held == ctx for held, _ in self.held.values())
+
     def recall(self, job_id: str, key: UpdateKey) -> None:
         """Lay the held update of a job ready again."""
         self.ready[job_id] = (key, self.held[job_id][1])

@@ -299,7 +299,9 @@ class EdgeNode:
 
     def _erase(self, command: EraseAttempt) -> None:
         self._bench.forget_attempt(command.ctx)
-        self._store.erase(command.ctx)
+        # Else a held attempt's own roster, sent and refused again, would take what it holds.
+        if not self._bench.holds(command.ctx):
+            self._store.erase(command.ctx)
 
     def _hold(self, command: HoldUpdate) -> None:
         self._store.hold(command.ctx, self._bench.hold(command.job_id, command.ctx))

@@ -242,3 +242,82 @@ def test_a_crash_between_the_steps_of_a_retry_charges_nothing_and_frees_nothing(
             await evil.goes_on(2)
 
     run(scenario())
+
+
+def test_a_proof_before_an_interrupted_retry_goes_on_lets_it_send_nothing(tmp_path):
+    """After a crash the retry knows of no permit; the update lies ready again all the same."""
+
+    async def scenario():
+        async with hostile(tmp_path) as evil:
+            first, own = await sent_in_vain(evil)
+            votes = (own, *(abort_of_peer(first, index) for index in first.others[:2]))
+            evil.send(proof(first, *votes))
+            await again(evil)
+            second = await evil.attempt(1, attempt=2)
+            await second.deal()
+            await evil.site.crash()
+            evil.site.start()
+            await evil.greet()
+            evil.send(proof(first, *votes))
+            evil.send(second.delivery(second.victim))
+            await evil.refused(Reason.STOPPED, "nothing charged")
+            assert len(evil.uploads) == 1
+            await again(evil)
+            assert same(evil, first)
+            third = await evil.attempt(1, attempt=3)
+            await third.run_honestly()
+            assert evil.charges() == 1
+            await evil.goes_on(2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_roster_of_a_dead_attempt_again_does_not_take_what_it_holds(tmp_path, fresh):
+    """Refused, as ever, and what is erased of a refused roster is not the held update."""
+
+    async def scenario():
+        async with hostile(tmp_path) as evil:
+            first, own = await sent_in_vain(evil)
+            votes = (own, *(abort_of_peer(first, index) for index in first.others[:2]))
+            stock = evil.bundle()
+            evil.send(first.with_bundle(first.victim, stock) if fresh else first.roster)
+            await evil.refused(Reason.REPLAY)
+            assert first.ctx not in evil.site.node._bench.joining
+            evil.send(proof(first, *votes))
+            await again(evil)
+            assert same(evil, first)
+            second = await evil.attempt(1, attempt=2)
+            await second.run_honestly()
+            assert evil.charges() == 1
+            await evil.goes_on(2)
+
+    run(scenario())
+
+
+def test_an_abort_under_another_roster_of_the_same_attempt_frees_nothing(tmp_path):
+    """A peer was told of a cohort with another bundle: it can still sign a U3 of the victim's."""
+
+    async def scenario():
+        async with hostile(tmp_path) as evil:
+            first = await evil.attempt()
+            strayed, friend, third, _ = first.others
+            changed = first.bundle_of_friend(friend, r_commitment=b"r" * 32)
+            first.peer_expects(strayed, first.with_bundle(friend, changed))
+            await first.deal()
+            await first.upload_of_victim([i for i in first.all if i != strayed])
+            evil.send(AbortRequest(first.ctx, "once more, please"))
+            abort = await evil.expect(AbortSignature)
+            own = RetryVote(abort.sender, abort.signature)
+            two = (own, abort_of_friend(first, friend))
+            evil.send(proof(first, *two, abort_of_peer(first, strayed)))
+            await evil.quiet()
+            with pytest.raises(KeyError):
+                evil.update()
+            evil.send(proof(first, *two, abort_of_peer(first, third)))
+            await again(evil)
+            assert same(evil, first)
+            assert evil.charges() == 1
+            await evil.goes_on(2)
+
+    run(scenario())
