@@ -239,7 +239,8 @@ class ServerState:
         site = self.cohort.members[index - 1]
         self.out.add(index)
         self.alive.discard(index)
-        self.culprits.append(site)
+        if site not in self.culprits:  # an abort is read even of one who is out, and after the end
+            self.culprits.append(site)
         return [Blame(site, error.reason, str(error.args[0]))]
 
     # --- what is sent to sites -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from privacy.errors import Reason
 from privacy.secagg import statements
-from privacy.secagg.commands import Blame, Start
+from privacy.secagg.commands import AbortAttempt, Blame, GiveUp, Start
 from privacy.secagg.encoding import Label
 from privacy.secagg.keys import P256, hkdf
 from privacy.secagg.messages import (
@@ -20,7 +20,7 @@ from privacy.secagg.messages import (
 )
 from privacy.secagg.server import Phase
 from privacy.secagg.shamir import PRIME
-from tests.support.secagg_harness import Federation
+from tests.support.secagg_harness import NOW_S, Federation
 
 CHEAT = 3
 
@@ -246,3 +246,18 @@ def test_a_wrong_vector_is_a_wrong_sum_and_nobody_sees_it():
     outcome = federation.run(tamper=tamper)
     expected = (federation.expected_D(outcome.survivors) + 1) % 2**20
     assert outcome.total_D.tolist() == expected.tolist()
+
+
+def test_bad_aborts_without_end_name_a_site_once_and_count_for_nothing():
+    federation = Federation(5)
+    server = federation.new_server()
+    server.handle(Start(), NOW_S)
+    bad = AbortSignature(server.cohort.ctx, federation.members[CHEAT - 1], b"s" * 70)
+    for _ in range(3):
+        (blame,) = server.handle(bad, NOW_S)
+        assert (blame.site, blame.reason) == (bad.sender, Reason.BAD_SIGNATURE)
+    abort, *_ = server.handle(GiveUp(Reason.TIMEOUT, "enough"), NOW_S)
+    assert isinstance(abort, AbortAttempt)
+    server.handle(bad, NOW_S)
+    assert abort.culprits == (bad.sender,) == tuple(server._state.culprits)
+    assert not server.votes
