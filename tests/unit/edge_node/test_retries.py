@@ -277,7 +277,7 @@ def test_a_held_update_is_not_sent_for_another_model_of_its_version(market):
     market.ask_to_train()
     site, proof = restarted(market)
     site.feed(proof)
-    other = replace(market.train_request(), model_sha256=bytes(32), chain_head=b"o" * 32)
+    other = replace(market.train_request(), chain_head=b"o" * 32)
     site.feed(other)
     assert site.take(m.Ready)
     assert site.trained == 1
