@@ -4,6 +4,7 @@ One federation serves all tests here; each runs a job of its own.
 """
 
 import signal
+import time
 from collections import Counter
 
 import pytest
@@ -92,6 +93,29 @@ def test_a_site_that_stands_still_is_waited_for_so_long_and_named(banks):
     log = check_books(banks, job_id).log
     assert any("bank-3 dropped out: did not answer in time" in line for line in log), log
     assert any("goes on without bank-3: still training after 2 s" in line for line in log), log
+
+
+def test_all_sites_hold_the_aggregators_bits_over_kills_and_a_root(banks):
+    """Versions go out as sums: what sites keep on their disks is what replay gave them."""
+    job_id = banks.submit(ENOUGH)
+    goes_on(banks, job_id, 2)
+    banks.kill("bank-5")
+    banks.until(job_id, lambda job: job.round > 33, timeout_s=90.0)
+    banks.run_site("bank-5")
+    takes_part_again(banks, job_id, *SITES)
+    banks.kill("aggregator")
+    time.sleep(1.0)  # what a site holds is put on its disk beside its training
+    kept, (version, model) = banks.kept_models(job_id), banks.newest_model(job_id)
+    assert version > 33
+    by_name = {name: {data for n, data in kept.values() if n == name} for name, _ in kept.values()}
+    assert all(len(contents) == 1 for contents in by_name.values())
+    newest = [data for name, data in kept.values() if name.startswith(f"{version}-")]
+    assert all(data.endswith(model) for data in newest)
+    assert len(by_name) <= 2, "a site is at the newest version or at the one before"
+    banks.start_aggregator_again()
+    goes_on(banks, job_id)
+    takes_part_again(banks, job_id, *SITES)
+    check_books(banks, job_id)
 
 
 def test_an_aggregator_killed_twice_in_the_middle_takes_the_job_up_again(banks):

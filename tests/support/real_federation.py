@@ -174,6 +174,25 @@ class RealFederation(Consortium):
         finally:
             database.close()
 
+    def kept_models(self, job_id):
+        """Give what each site keeps on its disk of a job: a file's name, and its bytes."""
+        found = {}
+        for site in SITES:
+            folder = self._site(site) / "state" / "models" / job_id
+            (file,) = folder.glob("*.safetensors")
+            found[site] = file.name, file.read_bytes()
+        return found
+
+    def newest_model(self, job_id):
+        """Give the aggregator's newest version and its bytes, from its database."""
+        path = self.folder / "aggregator" / "aggregator.sqlite"
+        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        query = "SELECT version, model FROM checkpoints WHERE job_id = ?"
+        try:
+            return database.execute(query, (job_id,)).fetchone()
+        finally:
+            database.close()
+
     def _site(self, site):
         return self.folder / "sites" / site
 
