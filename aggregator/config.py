@@ -42,6 +42,8 @@ class Limits:
         bundle_stock: One-time bundles kept for each site.
         max_replay_bytes: Replies that a job with its own ServerApp keeps while it runs, so that
             its main can be re-run after a crash: four bytes a parameter and round.
+        upload_window_bytes: What a site may have on its way, unread, in one upload. A line is full
+            where it is at least bandwidth times delay; memory may grow by as much for each site.
     """
 
     max_message_bytes: int = 4_194_304
@@ -53,6 +55,7 @@ class Limits:
     outgoing_messages: int = 256
     bundle_stock: int = 64
     max_replay_bytes: int = 1 << 33
+    upload_window_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True)

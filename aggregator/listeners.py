@@ -29,6 +29,7 @@ _KEEPALIVE_MS = 20_000
 _ENROLMENT_BYTES = 65_536
 _STOP_GRACE_S = 0.5
 _STREAM_WINDOW_BYTES = 1 << 20
+_MOST_WINDOW_BYTES = 1 << 30
 _READ_BYTES = 1 << 18
 
 
@@ -63,7 +64,7 @@ async def listen(config: AggregatorConfig, coordinator: Coordinator) -> Listener
     one_sided = grpc.ssl_server_credentials(pairs)
     most = config.limits.max_message_bytes + _MESSAGE_SLACK_BYTES
 
-    sites = _server(most)
+    sites = _server(most, config.limits.upload_window_bytes)
     sites.add_generic_rpc_handlers(
         (
             SiteService(coordinator.registry, coordinator.sessions, coordinator).handler(),
@@ -95,7 +96,7 @@ async def listen(config: AggregatorConfig, coordinator: Coordinator) -> Listener
     return Listeners(servers, addresses)
 
 
-def _server(max_message_bytes: int) -> grpc.aio.Server:
+def _server(max_message_bytes: int, window_bytes: int = _STREAM_WINDOW_BYTES) -> grpc.aio.Server:
     return grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", max_message_bytes),
@@ -104,7 +105,7 @@ def _server(max_message_bytes: int) -> grpc.aio.Server:
             # Each upload stream buffers at most this much, whatever the link would carry: memory
             # must not grow with what the sites could send at once.
             ("grpc.http2.bdp_probe", 0),
-            ("grpc.http2.lookahead_bytes", _STREAM_WINDOW_BYTES),
+            ("grpc.http2.lookahead_bytes", min(window_bytes, _MOST_WINDOW_BYTES)),
             ("grpc.experimental.tcp_max_read_chunk_size", _READ_BYTES),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
