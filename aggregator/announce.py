@@ -29,18 +29,17 @@ class Announcer:
     version: int
     plan: EncodingPlan = field(repr=False)
 
-    def scale_after(self, sum_d: NDArray[np.int64], updates: int, wrap_rate: float) -> float:
+    def scale_after(self, sum_d: NDArray[np.int64], wrap_rate: float) -> float:
         """Give the scale that suits a sum like this one; the plan's own where that is fixed.
 
         Args:
             sum_d: The centred sum, shape (d,).
-            updates: How many it holds.
             wrap_rate: Estimated share of it that wrapped.
         """
         plan, first = self.plan, self.job_plan.scale
         if not plan.announces_scale:
             return first
-        use = RingUse(plan.bits, plan.scale, plan.scale == first, updates, wrap_rate)
+        use = RingUse(plan.bits, plan.scale, plan.scale == first, wrap_rate)
         return min(max(next_scale(use, sum_d), first / MAX_SHIFT), first * MAX_SHIFT)
 
     def after(self, scale: float, gradient_D: NDArray[np.float64]) -> bytes:

@@ -152,7 +152,7 @@ def _open(
         gradient_D=decoded.gradient_D,
         metric_sums_M=decoded.metric_sums_M,
         noise_std=math.sqrt(noise) / (plan.scale * divisor),
-        next_scale=announcer.scale_after(centred_d, opened.updates, 1.0 if spoilt else wrap.rate),
+        next_scale=announcer.scale_after(centred_d, 1.0 if spoilt else wrap.rate),
         is_lost=wrap.is_certain and not plan.announces_scale,
         packed=pack_sum(plan, values_d) if replayed else b"",
         updates=opened.updates,

@@ -33,8 +33,12 @@ SPOILT_RATE = 1e-2
 """Share of wrapped coordinates above which nothing of a sum is applied."""
 
 _WRAP_SHARE = 1e-4  # of the coordinates: above it the range is widened; the plan is for 7e-6
-_SHRINK = 0.5  # sigma falls by no more a version: one sum with few sites must not narrow the range
-_FIRST_SHRINK = 1 / 64  # but after the first one, which had a public guess for a range
+_SHRINK = 0.85
+"""Sigma falls by no more a version: even and odd versions differ, and so do sums of few sites."""
+
+_LEAST_STEPS = 1.0  # of a deviation: below it a sum says nothing of its size
+_FIRST_ROOM = 4.0
+"""By how much the next sum may exceed the first one's sigma: learnt bases catch far more."""
 
 
 def bits_for(sites: int, nmse: float = DEFAULT_NMSE) -> int:
@@ -61,30 +65,29 @@ class RingUse:
         bits: B.
         scale: That they were encoded at, grid steps per unit.
         first: Whether that scale was the job's own, from public constants alone.
-        updates: How many the sum holds.
         wrap_rate: Estimated share of coordinates that wrapped (`privacy.wrap`).
     """
 
     bits: int
     scale: float
     first: bool
-    updates: int
     wrap_rate: float
 
 
 def next_scale(use: RingUse, sum_d: NDArray[np.int64]) -> float:
     """Give the scale to announce after a sum: one at which a sum of its deviation fits the ring.
 
-    A larger sum widens the range at once, a smaller one narrows it by half a version at most.
+    A larger sum widens the range at once, a smaller one narrows it slowly; only after the first
+    sum, whose range was a guess from public constants, it may narrow by much.
 
     Args:
         use: How the sum's updates were encoded.
-        sum_d: The centred sum, shape (d,); the rounding of its updates is taken off its energy.
+        sum_d: The centred sum, shape (d,); the rounding of its updates counts as signal.
     """
     if use.wrap_rate > _WRAP_SHARE:
         return use.scale / WRAP_ROOM
-    energy = float(np.mean(np.square(sum_d, dtype=np.float64)))
-    measured = math.sqrt(max(energy - use.updates / 6, 0.0))
+    measured = math.sqrt(float(np.mean(np.square(sum_d, dtype=np.float64))))
     expected = 2.0 ** (use.bits - 1) / RANGE_DEVIATIONS  # in steps, as the range was made for
-    least = (_FIRST_SHRINK if use.first else _SHRINK) * expected
-    return use.scale * expected / max(measured, least)
+    if use.first:
+        return use.scale * expected / max(_FIRST_ROOM * measured, _LEAST_STEPS)
+    return use.scale * expected / max(measured, _SHRINK * expected)

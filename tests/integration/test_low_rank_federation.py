@@ -185,7 +185,7 @@ def test_sums_are_those_of_the_survivors_and_a_drop_out_loses_nothing(tmp_path, 
         "each has a basis of its own"
     )
     assert sum(site.dropped for site in job.sites) == 1
-    assert plan.decay == (0.0 if mode == "record-distributed" else 0.9)
+    assert plan.decay == (0.0 if mode == "record-distributed" else 1.0)
     if plan.decay:
         _check_carried(tap, plan)
 

@@ -24,7 +24,7 @@ _FOUND_BY_TARGET = ("map", "keep", "rank", "small_keep", "bits")
 _SHARE = Span(0, 1, open_low=True)
 _TARGET = re.compile(r"[1-9][0-9]{0,4}x")
 _DEFAULT_SMALL = 0.1
-_DEFAULT_RESIDUAL = 0.9
+_FADING = 0.9  # the default of a residual beside a server momentum
 _MOST_MOMENTUM = 0.3
 _MOMENTA = ("server_momentum", "beta_1")
 _DEFAULT_MOMENTA = {"FedAdam": 0.9, "FedYogi": 0.9}
@@ -143,9 +143,10 @@ def _read_residual(
     *,
     loses: bool,
 ) -> float:
-    private = mode == RECORD_DISTRIBUTED
+    private, momentum = mode == RECORD_DISTRIBUTED, _momentum(strategy)
     usual = loses and not private and not _is_random_k(table)
-    residual = table.number("residual", Span(0, 1), _DEFAULT_RESIDUAL if usual else 0.0)
+    default = _FADING if momentum > _MOST_MOMENTUM else 1.0
+    residual = table.number("residual", Span(0, 1), default if usual else 0.0)
     if not residual:
         return 0.0
     if private:
@@ -156,7 +157,6 @@ def _read_residual(
         )
     if not loses:
         raise table.bad("residual", "must be 0 where the map leaves nothing out")
-    momentum = _momentum(strategy)
     if residual == 1 and momentum > _MOST_MOMENTUM:
         raise table.bad(
             "residual",

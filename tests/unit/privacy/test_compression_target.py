@@ -12,7 +12,7 @@ from privacy.pipeline import Mode
 from privacy.planning import check_encoding, derive_encoding
 from privacy.quantise import Rounding
 from privacy.spec import TensorSpec, VectorSpec
-from privacy.step_size import RingUse, bits_for, next_scale, scale_for
+from privacy.step_size import RANGE_DEVIATIONS, RingUse, bits_for, next_scale, scale_for
 from privacy.terms import CohortRules, PrivacyTerms
 
 RULES = CohortRules(colluders=1, min_survivors=4, members=16)
@@ -116,7 +116,7 @@ def test_bits_follow_the_number_of_sites(sites, bits):
 
 
 def use(**changes):
-    usual = RingUse(bits=8, scale=2.0, first=False, updates=3, wrap_rate=0.0)
+    usual = RingUse(bits=8, scale=2.0, first=False, wrap_rate=0.0)
     return replace(usual, **changes)
 
 
@@ -128,7 +128,9 @@ def test_the_range_follows_the_sum():
         again = next_scale(use(bits=12, scale=scale), sum_d)
         assert again == pytest.approx(scale, rel=0.02)
     quiet = np.zeros(100, np.int64)
-    assert next_scale(use(), quiet) == pytest.approx(4.0)
-    assert next_scale(use(first=True), quiet) == pytest.approx(128.0)
+    assert next_scale(use(), quiet) == pytest.approx(2.0 / 0.85)
+    assert next_scale(use(first=True), quiet) == pytest.approx(2.0 * 128 / RANGE_DEVIATIONS)
+    few = np.full(100, 2)
+    assert next_scale(use(first=True), few) == pytest.approx(2.0 * 128 / RANGE_DEVIATIONS / 8)
     assert next_scale(use(wrap_rate=0.01), quiet) == pytest.approx(0.5)
     assert next_scale(use(), np.full(100, 127)) < 0.5

@@ -21,17 +21,17 @@ def read(compression, privacy=NONE, strategy="FedAvg", options=""):
 
 def test_a_target_says_all():
     job = read('target = "100x"')
-    assert job.compression == Compression(MapKind.IDENTITY, 1.0, 1.0, 0, 0, 0.9, 100.0)
+    assert job.compression == Compression(MapKind.IDENTITY, 1.0, 1.0, 0, 0, 1.0, 100.0)
     terms = privacy_terms(job)
-    assert (terms.mode, terms.target, terms.decay) == (Mode.NONE, 100.0, 0.9)
+    assert (terms.mode, terms.target, terms.decay) == (Mode.NONE, 100.0, 1.0)
 
 
 def test_a_low_rank_map_is_read_whole():
     job = read('map = "low-rank"\nrank = 4\nsmall_keep = 0.2\nbits = 12\nresidual = 0.5')
     assert job.compression == Compression(MapKind.LOW_RANK, 0.2, 1.0, 4, 12, 0.5, 0.0)
-    assert read('map = "low-rank"\nrank = 4').compression.residual == 0.9
+    assert read('map = "low-rank"\nrank = 4').compression.residual == 1.0
     assert read('map = "low-rank"\nrank = 4', RECORD).compression.residual == 0.0
-    assert read('map = "low-rank"\nrank = 4', SITE).compression.residual == 0.9
+    assert read('map = "low-rank"\nrank = 4', SITE).compression.residual == 1.0
     assert read('map = "random-k"\nkeep = 0.5').compression.residual == 0.0
 
 
