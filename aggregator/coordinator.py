@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from aggregator.admission import admit
-from aggregator.broadcast import VersionContents
+from aggregator.broadcast import ModelVersion, VersionContents
 from aggregator.bundle_stock import BundleStock
 from aggregator.config import AggregatorConfig
 from aggregator.drive import drive
@@ -128,6 +128,16 @@ class Coordinator:
         if session is not None:
             session.close(PeerError(Reason.REVOKED, f"site {site_id} is revoked: {why}"))
 
+    async def forecast(self, header: SubmitHeader, app: bytes, model: bytes) -> Job:
+        """Check a job as `submit` does, and keep nothing of it.
+
+        Raises:
+            PeerError: What was sent is malformed, or breaks the manifest's rules.
+            UsageError: The job cannot run; says which number to change.
+        """
+        job, _ = await self._admitted(header, app, model)
+        return job
+
     async def submit(self, header: SubmitHeader, app: bytes, model: bytes) -> Job:
         """Take a job after checking all that can be checked without running its code.
 
@@ -135,18 +145,10 @@ class Coordinator:
             PeerError: What was sent is malformed, or breaks the manifest's rules.
             UsageError: The job cannot run; says which number to change.
         """
-        sealed = self.registry.sealed
-        if sealed is None:
-            raise PeerError(
-                Reason.POLICY, "no manifest is sealed: run `tidegate consortium seal` first"
-            )
         waiting = sum(1 for job in self._known.values() if not job.state.is_over)
         if waiting >= self.config.limits.max_jobs:
             raise PeerError(Reason.POLICY, f"{waiting} jobs are queued or running: no room")
-        # Calibrating the noise takes a while: the sites' sessions go on meanwhile.
-        job, first = await asyncio.to_thread(
-            admit, header, app, model, sealed.manifest, self.config.limits, time.time()
-        )
+        job, first = await self._admitted(header, app, model)
         whole = VersionContents(checkpoint=first.whole() if job.replays else None)
         self._jobs.insert(job, first, DeltaLog(self._store, job.job_id).append(first, whole))
         self._known[job.job_id] = job
@@ -155,6 +157,19 @@ class Coordinator:
         )
         self._start_next()
         return self._known[job.job_id]
+
+    async def _admitted(
+        self, header: SubmitHeader, app: bytes, model: bytes
+    ) -> tuple[Job, ModelVersion]:
+        sealed = self.registry.sealed
+        if sealed is None:
+            raise PeerError(
+                Reason.POLICY, "no manifest is sealed: run `tidegate consortium seal` first"
+            )
+        # Calibrating the noise takes a while: the sites' sessions go on meanwhile.
+        return await asyncio.to_thread(
+            admit, header, app, model, sealed.manifest, self.config.limits, time.time()
+        )
 
     def stop_job(self, job_id: str, why: str) -> None:
         """End a job; what it has committed stays.

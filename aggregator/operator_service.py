@@ -153,6 +153,9 @@ class OperatorService:
         app, model = bytes(body[: header.app_size]), bytes(body[header.app_size :])
         _check_digest("app bundle", app, header.app_size, header.app_sha256)
         _check_digest("initial model", model, header.model_size, header.model_sha256)
+        if header.dry_run:
+            planned = await self._coordinator.forecast(header, app, model)
+            return pb.SubmitJobResponse(encoding=planned.encoding)
         job = await self._coordinator.submit(header, app, model)
         return pb.SubmitJobResponse(job_id=job.job_id)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from aggregator.cli.connection import operator_api
+from aggregator.cli.connection import OperatorFolder, operator_api
 from aggregator.cli.flower_folder import (
     FlowerOptions,
     describe_rehearsal,
@@ -20,7 +20,7 @@ from aggregator.cli.submission import JOB_FILE, Submission, prepare, requests_of
 from aggregator.cli.utilisation import Baseline, baseline_of
 from privacy.errors import UsageError
 from privacy.spec import VectorSpec
-from tidegate.convert import job_status_from_wire
+from tidegate.convert import dry_run_from_wire, job_status_from_wire
 from tidegate.jobfile import NONE, FlowerApp, JobFile
 from tidegate.v1 import operator_pb2, operator_pb2_grpc
 
@@ -59,6 +59,9 @@ def submit(  # noqa: PLR0913, PLR0917 - one an option
     base_model: BaseModels = None,
     job: OtherJob = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show the progress.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show how large updates would be, and why.")
+    ] = False,
     dataset: Annotated[str, _draft("The data set that sites declare.")] = "",
     mode: Annotated[str, _draft("Privacy mode: none or site.")] = "",
     clipping_norm: Annotated[float, _draft("Clip of a site's whole update.")] = 0.0,
@@ -97,6 +100,9 @@ def submit(  # noqa: PLR0913, PLR0917 - one an option
     else:
         stated = _stated(job)
     submission = prepare(folder, stated, folders_of(base_model))
+    if dry_run:
+        _show_traffic(session, operator, submission)
+        return
     with operator_api(operator) as api:
         job_id = api.SubmitJob(requests_of(submission)).job_id
         job_status = job_status_from_wire(api.GetJob(operator_pb2.GetJobRequest(job_id=job_id)).job)
@@ -120,6 +126,17 @@ def submit(  # noqa: PLR0913, PLR0917 - one an option
         session.console.print(Text("NO DIFFERENTIAL PRIVACY: mode none", style="bold red"))
     if watch:
         _watch(session, job_id)
+
+
+def _show_traffic(session: Session, operator: OperatorFolder, submission: Submission) -> None:
+    """Have the aggregator derive the job's plan, and show what its updates take."""
+    from aggregator.cli.traffic import traffic_of  # noqa: PLC0415 - heavy, for this one alone
+    from privacy.pipeline import EncodingPlan  # noqa: PLC0415
+
+    with operator_api(operator) as api:
+        answer = api.SubmitJob(requests_of(submission, dry_run=True))
+    traffic = traffic_of(submission.job, EncodingPlan.from_bytes(dry_run_from_wire(answer)))
+    session.show(as_dict(traffic), traffic.table())
 
 
 @app.command()

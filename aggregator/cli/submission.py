@@ -88,7 +88,9 @@ def prepare(
         )
 
 
-def requests_of(submission: Submission) -> Iterator[operator_pb2.SubmitJobRequest]:
+def requests_of(
+    submission: Submission, *, dry_run: bool = False
+) -> Iterator[operator_pb2.SubmitJobRequest]:
     """Yield the messages of ``SubmitJob``: the header, then app and model in chunks."""
     yield operator_pb2.SubmitJobRequest(
         header=operator_pb2.SubmitJobHeader(
@@ -98,6 +100,7 @@ def requests_of(submission: Submission) -> Iterator[operator_pb2.SubmitJobReques
             app_sha256=submission.app_sha256,
             model_size=len(submission.model),
             model_sha256=hashlib.sha256(submission.model).digest(),
+            dry_run=dry_run,
         )
     )
     for payload in (submission.app, submission.model):

@@ -18,11 +18,15 @@ from privacy.terms import CohortRules
 _ROUND = Fraction(1, 10**12)  # relative: what float64 may lose of a number derived in another order
 _WASTE = 1.001  # a plan may round noise and sensitivity up, but not by more
 
+LOW_RANK = Terms(
+    coordinates=6000, rows=60, bins=3, compression='map = "low-rank"\nrank = 3\nsmall_keep = 0.5'
+)
 NOISED_MODES = (
     Terms(bins=3),
     Terms(bins=3, rounding="sum"),
     Terms(surplus=True),
     Terms(coordinates=5000, compression='map = "rotation+random-k"\nkeep = 0.1'),
+    LOW_RANK,
     Terms(mode=Mode.RECORD_LOCAL, bins=3, local="steps = 2\nlearning_rate = 1.0"),
     Terms(mode=Mode.SITE, local="steps = 1\nbatch_size = 1\nlearning_rate = 1.0"),
 )

@@ -21,7 +21,7 @@ from edge_node.rounds.contract import LocalRound, RoundRequest
 from edge_node.rounds.local_dp import LocalDp
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.record_sums import RecordSums
-from privacy import cell_sum, local_steps, pipeline, quantise
+from privacy import cell_sum, encode, local_steps, pipeline, quantise
 from privacy.clip import ClippedDelta
 from privacy.delta import Delta
 from privacy.local_noise import MIN_LEVEL_VARIANCE, local_noise
@@ -57,6 +57,7 @@ def less_noise(share: float) -> Iterator[None]:
 
     with (
         mock.patch.object(pipeline, "add_skellam_noise", weak_skellam),
+        mock.patch.object(encode, "add_skellam_noise", weak_skellam),
         mock.patch.object(cell_sum, "add_skellam_noise", weak_skellam),
         mock.patch.object(local_steps, "local_noise", weak_gaussian),
     ):
@@ -71,7 +72,10 @@ def last_coordinate_bare() -> Iterator[None]:
         whole = add_skellam_noise(update, share, seed)
         return replace(whole, vector_D=np.append(whole.vector_D[:-1], update.values_d[-1:]))
 
-    with mock.patch.object(pipeline, "add_skellam_noise", noised):
+    with (
+        mock.patch.object(pipeline, "add_skellam_noise", noised),
+        mock.patch.object(encode, "add_skellam_noise", noised),
+    ):
         yield
 
 
@@ -87,7 +91,7 @@ def no_clip() -> Iterator[None]:
 
     with (
         mock.patch.object(quantise, "clip_factors", unclipped),
-        mock.patch.object(pipeline, "clip_site_delta", whole),
+        mock.patch.object(encode, "clip_site_delta", whole),
         norm_unchecked(),
     ):
         yield

@@ -24,7 +24,7 @@ from edge_node.audit.finding import Finding
 from edge_node.audit.setting import Setting
 from edge_node.audit.subject import Records, Rows, ScriptedApp, Subject, Terms, update_of
 from edge_node.rounds import row_draw
-from privacy import cell_sum, local_steps, pipeline
+from privacy import cell_sum, encode, local_steps, pipeline
 from privacy.audit.worst_records import over_the_edge, rounded_up, spread
 from privacy.noise import NoisedUpdate
 from privacy.pipeline import Mode
@@ -64,7 +64,7 @@ def check_rounding(_setting: Setting) -> list[Finding]:
 
 def check_hostile_records(_setting: Setting) -> list[Finding]:
     """Send records that are far too large, or not finite, beside an ordinary one."""
-    return [_hostile(subject) for subject in _subjects()]
+    return [_hostile(subject) for subject in (*_subjects(), Subject.of(claims.LOW_RANK))]
 
 
 def check_batch_size(_setting: Setting) -> list[Finding]:
@@ -89,6 +89,7 @@ def noise_off() -> Iterator[None]:
 
     with (
         mock.patch.object(pipeline, "add_skellam_noise", skellam),
+        mock.patch.object(encode, "add_skellam_noise", skellam),
         mock.patch.object(cell_sum, "add_skellam_noise", skellam),
         mock.patch.object(local_steps, "local_noise", gaussian),
     ):

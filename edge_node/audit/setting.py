@@ -14,9 +14,15 @@ from unittest import mock
 
 import numpy as np
 
-from edge_node.rounds import cell_counts, local_dp, plain_training, record_sums
+from edge_node.rounds import cell_counts, local_dp, plain_training, record_sums, site_delta
 
-SECRET_USERS: tuple[ModuleType, ...] = (record_sums, local_dp, plain_training, cell_counts)
+SECRET_USERS: tuple[ModuleType, ...] = (
+    record_sums,
+    local_dp,
+    plain_training,
+    site_delta,
+    cell_counts,
+)
 """The modules that draw the coins, the rounding and the noise seeds of updates."""
 
 

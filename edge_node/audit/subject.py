@@ -57,6 +57,7 @@ class Terms:
     Attributes:
         mode: Whose contribution is hidden.
         coordinates: D.
+        rows: Of the model's one tensor, where it is a matrix; else 0.
         rounds: Sums that epsilon is counted for.
         epsilon: Target; the noise is calibrated to it.
         bins: Of a metric of 2 * bins coordinates; 0 for no metrics.
@@ -73,6 +74,7 @@ class Terms:
 
     mode: Mode = Mode.RECORD_DISTRIBUTED
     coordinates: int = 1000
+    rows: int = 0
     rounds: int = 1
     epsilon: float = 3.0
     bins: int = 0
@@ -177,7 +179,10 @@ class Subject:
             UsageError: There is none.
         """
         job = JobFile.parse(terms.toml(), "the audit's job")
-        spec = VectorSpec((TensorSpec("model", (terms.coordinates,)),))
+        shape = (
+            (terms.rows, terms.coordinates // terms.rows) if terms.rows else (terms.coordinates,)
+        )
+        spec = VectorSpec((TensorSpec("model", shape),))
         plan = derive_encoding(privacy_terms(job), spec, rules, _MAP_SEED)
         return cls(terms, rules, job, spec, plan)
 

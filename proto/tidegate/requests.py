@@ -102,7 +102,10 @@ class SealedManifest:
 
 @dataclass(frozen=True)
 class SubmitHeader:
-    """Operator to aggregator: a job, and the sizes and digests of app and first model to follow."""
+    """Operator to aggregator: a job, and the sizes and digests of app and first model to follow.
+
+    With ``dry_run`` the job is only checked, and its encoding plan comes back.
+    """
 
     job_toml: bytes
     vector_spec: bytes
@@ -110,6 +113,7 @@ class SubmitHeader:
     app_sha256: bytes
     model_size: int
     model_sha256: bytes
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ RECEIVERS = [
     (operator_pb2.Site, convert.site_record_from_wire),
     (operator_pb2.SiteProgress, lambda m: convert.job_status_from_wire(with_site(m))),
     (operator_pb2.SubmitJobResponse, convert.job_id_from_wire),
+    (operator_pb2.SubmitJobResponse, convert.dry_run_from_wire),
 ]
 
 

@@ -8,6 +8,7 @@ section 4).
 from tidegate.convert.bounds import DEFAULT_LIMITS, Limits, printable
 from tidegate.convert.operator import (
     MAX_HISTORY,
+    dry_run_from_wire,
     job_history_from_wire,
     job_history_to_wire,
     job_id_from_wire,
@@ -60,6 +61,7 @@ __all__ = [
     "download_chunk_from_wire",
     "download_request_from_wire",
     "download_request_to_wire",
+    "dry_run_from_wire",
     "enrolment_grant_from_wire",
     "enrolment_grant_to_wire",
     "enrolment_request_from_wire",

@@ -123,12 +123,18 @@ def submit_header_from_wire(
         app_sha256=bounds.sha256(header.app_sha256, f"{name}.app_sha256"),
         model_size=bounds.whole(header.model_size, _FLOAT32_BYTES, most, f"{name}.model_size"),
         model_sha256=bounds.sha256(header.model_sha256, f"{name}.model_sha256"),
+        dry_run=header.dry_run,
     )
 
 
 def submit_header_to_wire(header: SubmitHeader) -> pb.SubmitJobRequest:
     """Give the first message of a submission."""
     return pb.SubmitJobRequest(header=pb.SubmitJobHeader(**vars(header)))
+
+
+def dry_run_from_wire(message: pb.SubmitJobResponse) -> bytes:
+    """Take the canonical bytes of the plan that a dry run gave."""
+    return bounds.blob(message.encoding, MAX_PLAN_BYTES, "submit.encoding")
 
 
 def submit_data_from_wire(message: pb.SubmitJobRequest, limits: Limits = DEFAULT_LIMITS) -> bytes:

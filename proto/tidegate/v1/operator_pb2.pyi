@@ -109,26 +109,30 @@ class SubmitJobRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitJobHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class SubmitJobHeader(_message.Message):
-    __slots__ = ("job_toml", "vector_spec", "app_size", "app_sha256", "model_size", "model_sha256")
+    __slots__ = ("job_toml", "vector_spec", "app_size", "app_sha256", "model_size", "model_sha256", "dry_run")
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     VECTOR_SPEC_FIELD_NUMBER: _ClassVar[int]
     APP_SIZE_FIELD_NUMBER: _ClassVar[int]
     APP_SHA256_FIELD_NUMBER: _ClassVar[int]
     MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     job_toml: bytes
     vector_spec: bytes
     app_size: int
     app_sha256: bytes
     model_size: int
     model_sha256: bytes
-    def __init__(self, job_toml: _Optional[bytes] = ..., vector_spec: _Optional[bytes] = ..., app_size: _Optional[int] = ..., app_sha256: _Optional[bytes] = ..., model_size: _Optional[int] = ..., model_sha256: _Optional[bytes] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, job_toml: _Optional[bytes] = ..., vector_spec: _Optional[bytes] = ..., app_size: _Optional[int] = ..., app_sha256: _Optional[bytes] = ..., model_size: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class SubmitJobResponse(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "encoding")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    encoding: bytes
+    def __init__(self, job_id: _Optional[str] = ..., encoding: _Optional[bytes] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()
