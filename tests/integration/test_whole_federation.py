@@ -42,6 +42,9 @@ steps = 10
 batch_size = 64
 learning_rate = 0.5
 
+[compression]
+target = "10x"
+
 [strategy]
 name = "FedAvg"
 

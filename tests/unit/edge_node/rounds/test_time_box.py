@@ -18,12 +18,13 @@ from edge_node.rounds.contract import JobAtSite, RoundRequest
 from edge_node.rounds.local_dp import LocalDp
 from edge_node.rounds.plain_training import PlainTraining
 from edge_node.rounds.task_rounds import make_task_round
+from edge_node.updates import UpdateDesk
 from privacy.accounting.events import GaussianRecordEvent, NoDpEvent
 from privacy.decode import decode_sum
 from privacy.errors import PeerError, Reason
 from privacy.planning import CohortRules, derive_encoding, step_event
 from privacy.spec import TensorSpec, VectorSpec
-from tests.unit.edge_node.test_local_charges import DIGEST, Site
+from tests.unit.edge_node.test_local_charges import POLICY, WANTED, Site
 from tidegate.job_terms import privacy_terms
 from tidegate.jobfile import JobFile
 
@@ -192,11 +193,13 @@ class BoxedSite(Site):
         dataset = from_table("loans", "loans", ("x0", "x1"), np.full((100, 2), 0.5, np.float32))
         job = dataclasses.replace(job, dataset=dataset)
         self.bench.jobs["job-1"] = LocalDp(job, trainer, None, trainer.clock)
-        self.model = MODEL_D.tobytes()
-        self.bench.models["job-1"] = (DIGEST, self.model)
+        self.desk = UpdateDesk(None, self, POLICY, (self.ledgers, self.steps), self.bench)
+
+    async def come_to(self, _wanted, _job):
+        return SimpleNamespace(model_D=MODEL_D, passed_lint=True)
 
     def make(self):
-        train = Train("job-1", UpdateKey(1, 0, ""), DIGEST, len(self.model), b"")
+        train = Train("job-1", UpdateKey(1, 0, ""), WANTED, b"")
         return asyncio.run(self.desk.make(train))
 
 
