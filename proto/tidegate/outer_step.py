@@ -113,7 +113,7 @@ class OuterStep:
         arrays = flower_messages.to_record(self._spec.unflatten(global_D))
         if isinstance(self.strategy, FedAvgM):
             self.strategy.current_arrays = arrays
-        elif hasattr(self.strategy, "current_arrays"):
+        elif isinstance(self.strategy, FedAdagrad | FedAdam | FedYogi):
             self.strategy.current_arrays = self._spec.unflatten(global_D)
         return arrays
 
