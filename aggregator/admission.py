@@ -10,6 +10,7 @@ from aggregator.broadcast import ModelVersion, first_version
 from aggregator.cohort import cohort_rule
 from aggregator.config import Limits
 from aggregator.jobs import Job
+from privacy.announcement import announced_bytes
 from privacy.errors import PeerError, Reason, UsageError
 from privacy.pipeline import EncodingPlan
 from privacy.planning import CohortRules, check_encoding, derive_encoding, evaluation_encoding
@@ -17,6 +18,7 @@ from privacy.ring import packed_length
 from privacy.secagg.encoding import hash_of
 from privacy.spec import VectorSpec
 from tidegate import appbundle
+from tidegate.broadcast import MAX_ANNOUNCEMENT_BYTES
 from tidegate.convert.bounds import MAX_ROUND
 from tidegate.flower_project import FILE as PROJECT_FILE
 from tidegate.flower_project import read_project
@@ -129,6 +131,13 @@ def _check_sizes(plan: EncodingPlan, manifest: Manifest, limits: Limits) -> None
     if plan.length > most:
         raise PeerError(
             Reason.TOO_LARGE, f"the vector has {plan.length} integers, the manifest allows {most}"
+        )
+    announced = max(announced_bytes(plan, version) for version in (0, 1))
+    if announced > MAX_ANNOUNCEMENT_BYTES:
+        raise PeerError(
+            Reason.TOO_LARGE,
+            f"the bases of a version have {announced} bytes, a train request carries"
+            f" {MAX_ANNOUNCEMENT_BYTES} at most: lower [compression] rank, or raise its target",
         )
     upload = packed_length(plan.length, plan.bits)
     if upload > limits.max_upload_bytes:

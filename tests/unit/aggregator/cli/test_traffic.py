@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from aggregator import admission
 from aggregator.cli.traffic import traffic_of
+from aggregator.config import Limits
+from privacy.errors import PeerError
 from privacy.pipeline import EncodingPlan
 from privacy.planning import CohortRules, derive_encoding
 from privacy.spec import TensorSpec, VectorSpec
+from tests.support.hostile_consortium import make_manifest
 from tests.support.live_aggregator import NONE, RECORD, app_bundle, federation, job_toml
 from tidegate import appbundle, convert
 from tidegate.job_terms import privacy_terms
@@ -77,3 +81,13 @@ def test_a_dry_run_keeps_nothing(tmp_path):
     plan = asyncio.run(scenario())
     assert plan.low_rank is not None
     assert plan.bits == 8
+
+
+def test_bases_that_no_train_request_carries_are_refused():
+    spec = VectorSpec((TensorSpec("w", (8000, 8000)),))
+    raw = job_toml().replace(b'map = "identity"', b'map = "low-rank"\nrank = 400')
+    job = JobFile.parse(raw)
+    plan = derive_encoding(privacy_terms(job), spec, RULES, bytes(32))
+    members = tuple(f"bank-{number}" for number in range(1, 6))
+    with pytest.raises(PeerError, match="lower \\[compression\\] rank"):
+        admission._check_sizes(plan, make_manifest(members, 1, 4), Limits())
