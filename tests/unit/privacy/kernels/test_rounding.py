@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.encode import site_plan
-from privacy import pipeline
+from privacy import encode
 from privacy.compress import LinearMap, MapKind, rotate_blocks
 from privacy.delta import Delta
 from privacy.dense import is_dense, l2_norm, round_delta
@@ -90,19 +90,19 @@ def test_rotated_blocks_are_butterflies_to_the_bit_and_the_matrix_product_on_int
 def test_the_pipeline_takes_the_same_integers_either_way(kind, monkeypatch):
     plan = replace(site_plan(LENGTH), map_kind=kind)
     delta = Delta(normal(LENGTH) * np.float32(1e-3), plan.spec_digest)
-    quick = pipeline.encode_delta(plan, delta).vector_D
-    monkeypatch.setattr(pipeline, "is_dense", lambda _: False)
-    assert np.array_equal(quick, pipeline.encode_delta(plan, delta).vector_D)
+    quick = encode.encode_delta(plan, delta).vector_D
+    monkeypatch.setattr(encode, "is_dense", lambda _: False)
+    assert np.array_equal(quick, encode.encode_delta(plan, delta).vector_D)
 
 
 def test_what_leaves_the_ring_or_is_no_number_is_refused_as_by_the_stages():
     plan = replace(site_plan(LENGTH), bits=8)
     with pytest.raises(UsageError, match="leaves the 8-bit ring"):
-        pipeline.encode_delta(plan, Delta(normal(LENGTH), plan.spec_digest))
+        encode.encode_delta(plan, Delta(normal(LENGTH), plan.spec_digest))
     values_D = normal(LENGTH)
     values_D[-1] = np.nan
     with pytest.raises(PeerError) as caught:
-        pipeline.encode_delta(plan, Delta(values_D, plan.spec_digest))
+        encode.encode_delta(plan, Delta(values_D, plan.spec_digest))
     assert caught.value.reason is Reason.NOT_FINITE
     assert round_delta(normal(LENGTH), 1e9, linear_map(MapKind.IDENTITY), 1e9, 32) is None
 
