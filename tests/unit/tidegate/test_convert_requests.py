@@ -167,7 +167,7 @@ class TestEnrolmentAndOperator:
     def test_submit_header(self):
         valid = {
             "job_toml": b"x", "vector_spec": b"s", "app_size": 9, "app_sha256": HASH,
-            "model_size": 4000, "model_sha256": HASH,
+            "model_size": 4000, "model_sha256": HASH, "dry_run": True,
         }  # fmt: skip
         message = operator_pb2.SubmitJobRequest(header=operator_pb2.SubmitJobHeader(**valid))
         header = convert.submit_header_from_wire(message, TINY)
