@@ -216,8 +216,13 @@ def test_a_held_update_lives_through_a_crash_and_dies_with_the_boot_key(tmp_path
     run(scenario())
 
 
-def test_a_crash_between_the_steps_of_a_retry_charges_nothing_and_frees_nothing(tmp_path):
-    """Dealt under the proof, killed, asked for the vector: refused, and the proof still holds."""
+@pytest.mark.parametrize("early", [False, True])
+def test_a_crash_between_the_steps_of_a_retry_charges_nothing_and_frees_nothing(tmp_path, early):
+    """Dealt under the proof, killed, asked for the vector: refused, and the proof still holds.
+
+    Also where the proof comes ``early``, before the vector is asked for: the update lies ready
+    then, and the interrupted retry knows of no permit all the same.
+    """
 
     async def scenario():
         async with hostile(tmp_path) as evil:
@@ -230,38 +235,13 @@ def test_a_crash_between_the_steps_of_a_retry_charges_nothing_and_frees_nothing(
             await evil.site.crash()
             evil.site.start()
             await evil.greet()
+            if early:
+                evil.send(proof(first, *votes))
             evil.send(second.delivery(second.victim))
             await evil.refused(Reason.STOPPED, "nothing charged")
             assert len(evil.uploads) == 1
-            evil.send(proof(first, *votes))
-            await again(evil)
-            assert same(evil, first)
-            third = await evil.attempt(1, attempt=3)
-            await third.run_honestly()
-            assert evil.charges() == 1
-            await evil.goes_on(2)
-
-    run(scenario())
-
-
-def test_a_proof_before_an_interrupted_retry_goes_on_lets_it_send_nothing(tmp_path):
-    """After a crash the retry knows of no permit; the update lies ready again all the same."""
-
-    async def scenario():
-        async with hostile(tmp_path) as evil:
-            first, own = await sent_in_vain(evil)
-            votes = (own, *(abort_of_peer(first, index) for index in first.others[:2]))
-            evil.send(proof(first, *votes))
-            await again(evil)
-            second = await evil.attempt(1, attempt=2)
-            await second.deal()
-            await evil.site.crash()
-            evil.site.start()
-            await evil.greet()
-            evil.send(proof(first, *votes))
-            evil.send(second.delivery(second.victim))
-            await evil.refused(Reason.STOPPED, "nothing charged")
-            assert len(evil.uploads) == 1
+            if not early:
+                evil.send(proof(first, *votes))
             await again(evil)
             assert same(evil, first)
             third = await evil.attempt(1, attempt=3)
